@@ -26,7 +26,7 @@ pub(crate) trait ActivationFn: Copy {
 /// variants, and `None` is [`Identity`].
 macro_rules! with_activation {
     ($activation:expr, $f:ident => $body:expr) => {
-        $crate::activation::with_activation!(@ $activation, $f => $body; Gelu, GeluTanh, Relu, Silu, Tanh, Sigmoid)
+        $crate::activation::with_activation!(@ $activation, $f => $body; Gelu, GeluTanh, QuickGelu, Relu, Silu, Tanh, Sigmoid)
     };
     (@ $activation:expr, $f:ident => $body:expr; $($name:ident),*) => {
         match $activation {
@@ -101,6 +101,26 @@ impl ActivationFn for GeluTanh {
         let d_inner = s.mul_add(square, s.splat(3.0 * TANH_CUBIC), one);
         let x_d2u = s.mul(s.mul(x, s.splat(2.0 * TANH_LINEAR)), d_inner);
         s.mul_add(s.mul(x_d2u, y), complement, y)
+    }
+}
+
+#[derive(Clone, Copy)]
+pub(crate) struct QuickGelu;
+
+// GELU's approximation by x sigmoid(1.702 x) (Hendrycks and Gimpel, 2016).
+const QUICK_SCALE: f32 = 1.702;
+
+impl ActivationFn for QuickGelu {
+    #[inline(always)]
+    fn value<S: Simd>(self, s: S, x: S::V) -> S::V {
+        let e = exp(s, s.mul(x, s.splat(-QUICK_SCALE)));
+        s.div(x, s.add(s.splat(1.0), e))
+    }
+    #[inline(always)]
+    fn derivative<S: Simd>(self, s: S, x: S::V) -> S::V {
+        let scaled = s.mul(clamp(s, x, 100.0), s.splat(QUICK_SCALE));
+        let (y, complement) = sigmoid_pair(s, scaled);
+        s.mul_add(s.mul(scaled, y), complement, y)
     }
 }
 

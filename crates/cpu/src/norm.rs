@@ -1,4 +1,5 @@
-//! Layer normalisation over the last axis, optionally fused with the residual addition before it, and its gradient.
+//! Layer and RMS normalisation over the last axis, optionally fused with the residual addition before them, and their
+//! gradients.
 //! The variance is the biased one, computed in a second pass over the row, so that a large mean costs no accuracy.
 
 use crate::gemm::check_workspace;
@@ -18,6 +19,8 @@ pub struct LayerNormArgs<'a> {
     pub gamma: Option<&'a [f32]>,
     pub beta: Option<&'a [f32]>,
     pub eps: f32,
+    /// Whether the mean is subtracted; otherwise it is taken as 0 (RMS norm).
+    pub centred: bool,
     pub out: &'a mut [f32],
     /// Receives the mean of each row, for the gradient.
     pub mean: Option<&'a mut [f32]>,
@@ -26,9 +29,21 @@ pub struct LayerNormArgs<'a> {
 }
 
 impl<'a> LayerNormArgs<'a> {
-    /// Without residual, parameters and statistics.
+    /// A layer norm without residual, parameters and statistics.
     pub fn new([rows, dim]: [usize; 2], x: &'a [f32], eps: f32, out: &'a mut [f32]) -> Self {
-        LayerNormArgs { rows, dim, x, residual: None, gamma: None, beta: None, eps, out, mean: None, rstd: None }
+        LayerNormArgs {
+            rows,
+            dim,
+            x,
+            residual: None,
+            gamma: None,
+            beta: None,
+            eps,
+            centred: true,
+            out,
+            mean: None,
+            rstd: None,
+        }
     }
 }
 
@@ -37,7 +52,7 @@ impl<'a> LayerNormArgs<'a> {
 /// # Panics
 /// If a length does not fit the shape.
 pub fn layer_norm(pool: &ThreadPool, isa: Isa, args: LayerNormArgs<'_>) {
-    let LayerNormArgs { rows, dim, x, residual, gamma, beta, eps, out, mean, rstd } = args;
+    let LayerNormArgs { rows, dim, x, residual, gamma, beta, eps, centred, out, mean, rstd } = args;
     let (added, sum) = residual.unzip();
     let total = rows * dim;
     for (name, len, expected) in [
@@ -67,6 +82,7 @@ pub fn layer_norm(pool: &ThreadPool, isa: Isa, args: LayerNormArgs<'_>) {
                 gamma,
                 beta,
                 eps,
+                centred,
                 dim,
                 sum: sum.as_ref().map(|sum| sum.slice(start, len)),
                 out: out.slice(start, len),
@@ -94,6 +110,7 @@ struct LayerNormRows<'a> {
     gamma: Option<&'a [f32]>,
     beta: Option<&'a [f32]>,
     eps: f32,
+    centred: bool,
     dim: usize,
     sum: Option<&'a mut [f32]>,
     out: &'a mut [f32],
@@ -135,8 +152,10 @@ impl LayerNormRows<'_> {
             x = sum;
         }
         let (mut mean, mut rstd) = ([0.0; INTERLEAVED_ROWS], [0.0; INTERLEAVED_ROWS]);
-        for (x, mean) in x.chunks_exact(dim).zip(&mut mean) {
-            *mean = row::mean(s, x);
+        if self.centred {
+            for (x, mean) in x.chunks_exact(dim).zip(&mut mean) {
+                *mean = row::mean(s, x);
+            }
         }
         for ((x, &mean), rstd) in x.chunks_exact(dim).zip(&mean).zip(&mut rstd) {
             *rstd = 1.0 / (row::variance(s, x, mean) + self.eps).sqrt();
@@ -199,6 +218,7 @@ pub struct LayerNormGradArgs<'a> {
     pub gamma: Option<&'a [f32]>,
     pub mean: &'a [f32],
     pub rstd: &'a [f32],
+    pub centred: bool,
     /// The gradient through the residual connection, added to `dx`.
     pub residual_grad: Option<&'a [f32]>,
     pub dx: &'a mut [f32],
@@ -211,7 +231,7 @@ pub struct LayerNormGradArgs<'a> {
 /// # Panics
 /// If a length does not fit the shape.
 pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>, workspace: &mut [f32]) {
-    let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, residual_grad, dx, dgamma, dbeta } = args;
+    let LayerNormGradArgs { rows, dim, dy, x, gamma, mean, rstd, centred, residual_grad, dx, dgamma, dbeta } = args;
     let total = rows * dim;
     for (name, len, expected) in [
         ("dy", Some(dy.len()), total),
@@ -245,6 +265,7 @@ pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>,
                     gamma,
                     mean: &mean[first..][..rows],
                     rstd: &rstd[first..][..rows],
+                    centred,
                     residual_grad: residual_grad.map(|residual_grad| &residual_grad[start..][..len]),
                     dim,
                     dx: dx.slice(start, len),
@@ -272,6 +293,7 @@ struct LayerNormGradRows<'a> {
     gamma: Option<&'a [f32]>,
     mean: &'a [f32],
     rstd: &'a [f32],
+    centred: bool,
     residual_grad: Option<&'a [f32]>,
     dim: usize,
     dx: &'a mut [f32],
@@ -299,6 +321,7 @@ impl Kernel for LayerNormGradRows<'_> {
                 dbeta: dbeta.as_mut_ptr(),
                 mean: s.splat(self.mean[row]),
                 rstd: s.splat(self.rstd[row]),
+                centred: self.centred,
             };
             // SAFETY: all pointers are to `dim` elements.
             unsafe { grad.compute(s, dim) };
@@ -317,6 +340,7 @@ struct RowGrad<S: Simd> {
     dbeta: *mut f32,
     mean: S::V,
     rstd: S::V,
+    centred: bool,
 }
 
 impl<S: Simd> RowGrad<S> {
@@ -338,7 +362,8 @@ impl<S: Simd> RowGrad<S> {
             if i < dim {
                 self.add_sums(s, i, dim - i, &mut sum, &mut product);
             }
-            let (scaled_mean, product_mean) = (s.splat(s.sum(sum) / dim as f32), s.splat(s.sum(product) / dim as f32));
+            let scaled_mean = if self.centred { s.sum(sum) / dim as f32 } else { 0.0 };
+            let (scaled_mean, product_mean) = (s.splat(scaled_mean), s.splat(s.sum(product) / dim as f32));
             let mut i = 0;
             while i < whole {
                 self.write_dx(s, i, S::LANES, scaled_mean, product_mean);

@@ -100,6 +100,7 @@ fn running_allocates_nothing() {
             gamma: None,
             mean: &mean,
             rstd: &rstd,
+            centred: true,
             residual_grad: None,
             dx: &mut dx,
             dgamma: Some(&mut dgamma),

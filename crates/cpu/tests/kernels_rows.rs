@@ -137,6 +137,7 @@ fn the_gradient_of_layer_norm_is_right() {
                     gamma,
                     mean: &mean,
                     rstd: &rstd,
+                    centred: true,
                     residual_grad: residual,
                     dx: &mut dx,
                     dgamma: Some(&mut dgamma),
@@ -222,8 +223,15 @@ fn column_sums_are_right() {
     }
 }
 
-const ACTIVATIONS: [Activation; 6] =
-    [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Silu, Activation::Tanh, Activation::Sigmoid];
+const ACTIVATIONS: [Activation; 7] = [
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Silu,
+    Activation::Tanh,
+    Activation::Sigmoid,
+    Activation::QuickGelu,
+];
 
 #[test]
 fn activations_are_accurate_everywhere() {

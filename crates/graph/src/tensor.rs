@@ -223,7 +223,13 @@ impl Tensor {
 
     /// Layer norm over the last axis.
     pub fn layer_norm(&self, gamma: &Tensor, beta: &Tensor, epsilon: f32) -> Tensor {
-        self.apply(LayerNorm { epsilon }, &[gamma, beta])
+        self.apply(LayerNorm::new(epsilon), &[gamma, beta])
+    }
+
+    /// RMS norm over the last axis.
+    pub fn rms_norm(&self, gamma: &Tensor, epsilon: f32) -> Tensor {
+        let beta = self.constant(Constant::filled([self.shape().last()], 0.0));
+        self.apply(LayerNorm::rms(epsilon), &[gamma, &beta])
     }
 
     /// Group norm of this channels-last value.

@@ -29,5 +29,12 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
     table.finish()
 }
 
-const ACTIVATIONS: [Activation; 6] =
-    [Activation::Gelu, Activation::GeluTanh, Activation::Relu, Activation::Silu, Activation::Tanh, Activation::Sigmoid];
+const ACTIVATIONS: [Activation; 7] = [
+    Activation::Gelu,
+    Activation::GeluTanh,
+    Activation::Relu,
+    Activation::Silu,
+    Activation::Tanh,
+    Activation::Sigmoid,
+    Activation::QuickGelu,
+];

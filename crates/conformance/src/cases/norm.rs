@@ -1,7 +1,9 @@
 //! Normalisation and softmax.
 
 use vit_graph::Tensor;
-use vit_graph::ops::{Activation, AddLayerNorm, BatchNorm, Granularity, GroupNorm, LayerNorm, LayerNormGradAdd};
+use vit_graph::ops::{
+    Activation, AddLayerNorm, BatchNorm, Granularity, GroupNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd,
+};
 
 use crate::build::{CaseBuilder, Outputs, Table, differentiable, first_differentiable, forward};
 
@@ -11,7 +13,10 @@ pub(super) fn table(t: &mut Table) {
     t.two("add_layer_norm", add_layer_norm);
     t.two("layer_norm_grad_add", layer_norm_grad_add);
     t.two("residual branch", residual_branch);
-    t.two("residual branch with stochastic depth", stochastic_depth);
+    t.two("rms_norm", rms_norm);
+    t.two("add_rms_norm", add_rms_norm);
+    t.two("residual branch with rms_norm and stochastic depth", |c| stochastic_depth(c, LayerNorm::rms(EPSILON)));
+    t.two("residual branch with stochastic depth", |c| stochastic_depth(c, LayerNorm::new(EPSILON)));
     t.two("group_norm", group_norm);
     t.two("batch_norm", batch_norm);
     t.two("batch_norm, add, relu", batch_norm_relu);
@@ -34,21 +39,25 @@ fn layer_norm(c: &mut CaseBuilder) -> Outputs {
 fn only_statistics(c: &mut CaseBuilder) -> Outputs {
     let (rows, dim) = (c.rng.extent(), width(c));
     let (x, [gamma, beta]) = (c.float([rows, dim]), c.floats([dim]));
-    let mut outputs = x.apply_outputs(LayerNorm { epsilon: EPSILON }, &[&gamma, &beta], 3);
+    let mut outputs = x.apply_outputs(LayerNorm::new(EPSILON), &[&gamma, &beta], 3);
     forward(outputs.split_off(1))
 }
 
 fn add_layer_norm(c: &mut CaseBuilder) -> Outputs {
     let (rows, dim) = (c.rng.extent(), width(c));
     let ([x, y], [gamma, beta]) = (c.floats([rows, dim]), c.floats([dim]));
-    forward([x.apply(AddLayerNorm(LayerNorm { epsilon: EPSILON }), &[&y, &gamma, &beta])])
+    forward([x.apply(AddLayerNorm(LayerNorm::new(EPSILON)), &[&y, &gamma, &beta])])
 }
 
 fn layer_norm_grad_add(c: &mut CaseBuilder) -> Outputs {
     let (rows, dim) = (c.rng.extent(), width(c));
     let ([dy, x, residual], gamma, [mean, rstd]) = (c.floats([rows, dim]), c.float([dim]), c.floats([rows]));
     let used = c.rng.pick(&[1, 3]);
-    forward(dy.apply_outputs(LayerNormGradAdd, &[&x, &gamma, &mean, &rstd, &residual], used))
+    forward(dy.apply_outputs(
+        LayerNormGradAdd(LayerNormGrad { centred: true }),
+        &[&x, &gamma, &mean, &rstd, &residual],
+        used,
+    ))
 }
 
 fn residual_branch(c: &mut CaseBuilder) -> Outputs {
@@ -57,7 +66,7 @@ fn residual_branch(c: &mut CaseBuilder) -> Outputs {
     differentiable([&x + &x.layer_norm(&gamma, &beta, EPSILON)])
 }
 
-fn stochastic_depth(c: &mut CaseBuilder) -> Outputs {
+fn stochastic_depth(c: &mut CaseBuilder, norm: LayerNorm) -> Outputs {
     let (samples, rows, dim) = (c.rng.pick(&[2, 5, 9]), c.rng.extent(), c.rng.pick(&[16, 17, 48, 65]));
     let [x, y] = c.floats([samples, rows, dim]);
     let (weight, [bias, gamma, beta]) = (c.float([dim, dim]), c.floats([dim]));
@@ -65,7 +74,19 @@ fn stochastic_depth(c: &mut CaseBuilder) -> Outputs {
     let y = y.scale(1.0 / (dim as f32).sqrt());
     let branch = y.linear(&weight, Some(&bias)).dropout(0.3, Granularity::Sample, &c.seed);
     let sum = if c.rng.flip() { &x + &branch } else { &branch + &x };
-    differentiable([&sum + &sum.layer_norm(&gamma, &beta, EPSILON)])
+    differentiable([&sum + &sum.apply(norm, &[&gamma, &beta])])
+}
+
+fn rms_norm(c: &mut CaseBuilder) -> Outputs {
+    let (rows, extra, dim) = (c.rng.extent(), c.rng.extent(), width(c));
+    let (x, gamma) = (c.float([rows, extra, dim]), c.float([dim]));
+    differentiable([x.rms_norm(&gamma, EPSILON)])
+}
+
+fn add_rms_norm(c: &mut CaseBuilder) -> Outputs {
+    let (rows, dim) = (c.rng.extent(), width(c));
+    let ([x, y], [gamma, beta]) = (c.floats([rows, dim]), c.floats([dim]));
+    forward([x.apply(AddLayerNorm(LayerNorm::rms(EPSILON)), &[&y, &gamma, &beta])])
 }
 
 fn group_norm(c: &mut CaseBuilder) -> Outputs {

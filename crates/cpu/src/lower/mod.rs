@@ -19,7 +19,7 @@ mod rows;
 mod windows;
 
 use vit_graph::Type;
-use vit_graph::ops::Op;
+use vit_graph::ops::{LayerNormGradAdd, Op};
 
 use crate::device::Processor;
 use crate::isa::Isa;
@@ -115,7 +115,7 @@ pub(crate) fn lower(
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
-        Op::LayerNormGrad(_) | Op::LayerNormGradAdd(_) => rows::layer_norm_grad(&inputs[1]),
+        Op::LayerNormGrad(op) | Op::LayerNormGradAdd(LayerNormGradAdd(op)) => rows::layer_norm_grad(*op, &inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
         Op::GroupNorm(op) => channel_norm::group_norm(op, &inputs[0]),
         Op::GroupNormGrad(op) => channel_norm::group_norm_grad(op.groups, &inputs[1]),

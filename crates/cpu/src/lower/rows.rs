@@ -1,14 +1,14 @@
 //! Layer norm, softmax and activations.
 
 use vit_graph::Type;
-use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm};
+use vit_graph::ops::{Activation, AddLayerNorm, LayerNorm, LayerNormGrad};
 
 use super::{Lowered, consumed};
 use crate::norm::{LayerNormArgs, LayerNormGradArgs};
 use crate::{activation, norm, softmax as soft};
 
 pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
-    let (eps, rows, dim) = (op.epsilon, x.shape.rows(), x.shape.last());
+    let (LayerNorm { epsilon, centred }, rows, dim) = (*op, x.shape.rows(), x.shape.last());
     Lowered::new(move |p, inputs, outputs, _| {
         let [out, mean, rstd] = outputs else { unreachable!("three outputs") };
         let args = LayerNormArgs {
@@ -16,14 +16,15 @@ pub(super) fn layer_norm(op: &LayerNorm, x: &Type) -> Lowered {
             beta: Some(inputs[2]),
             mean: consumed(mean),
             rstd: consumed(rstd),
-            ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
+            centred,
+            ..LayerNormArgs::new([rows, dim], inputs[0], epsilon, out)
         };
         norm::layer_norm(&p.pool, p.isa, args);
     })
 }
 
 pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
-    let (eps, rows, dim) = (op.0.epsilon, x.shape.rows(), x.shape.last());
+    let (LayerNorm { epsilon, centred }, rows, dim) = (op.0, x.shape.rows(), x.shape.last());
     // A sum without consumers goes to the workspace.
     let sum_len = x.shape.elements();
     Lowered::new(move |p, inputs, outputs, workspace| {
@@ -35,7 +36,8 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
             beta: Some(inputs[3]),
             mean: consumed(mean),
             rstd: consumed(rstd),
-            ..LayerNormArgs::new([rows, dim], inputs[0], eps, out)
+            centred,
+            ..LayerNormArgs::new([rows, dim], inputs[0], epsilon, out)
         };
         norm::layer_norm(&p.pool, p.isa, args);
     })
@@ -44,7 +46,7 @@ pub(super) fn add_layer_norm(op: &AddLayerNorm, x: &Type) -> Lowered {
 
 /// A sixth input, of [`vit_graph::ops::LayerNormGradAdd`], is the gradient through the residual connection, which is
 /// added to `dx`.
-pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
+pub(super) fn layer_norm_grad(op: LayerNormGrad, x: &Type) -> Lowered {
     let (rows, dim, dx_len) = (x.shape.rows(), x.shape.last(), x.shape.elements());
     Lowered::new(move |p, inputs, outputs, workspace| {
         let [dx, dgamma, dbeta] = outputs else { unreachable!("three outputs") };
@@ -58,6 +60,7 @@ pub(super) fn layer_norm_grad(x: &Type) -> Lowered {
             gamma: Some(inputs[2]),
             mean: inputs[3],
             rstd: inputs[4],
+            centred: op.centred,
             residual_grad: inputs.get(5).copied(),
             dx: consumed(dx).unwrap_or(unused_dx),
             dgamma: consumed(dgamma),

@@ -81,7 +81,7 @@ sources!(
     GEMM "gemm" [X Y B],
     LOSS "loss" [X Y],
     MOVEMENT "movement" [X Y] {VEC: "1", INDEX: "u64"},
-    NORM "norm" [X Z Y S DY R DX DD DB] {DIM: "768", LANES: "32", DROP: "0", SUMS: "0"},
+    NORM "norm" [X Z Y S DY R DX DD DB] {DIM: "768", LANES: "32", CENTRED: "1", DROP: "0", SUMS: "0"},
     OPTIMISE "optimise" [],
     PATCHIFY "patchify" [X Y] {VEC: "1", INDEX: "u64"},
     POOL "pool" [X DY Y] {MAX: "1", VEC: "1", TAP: "u32"},

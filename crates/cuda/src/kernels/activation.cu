@@ -11,6 +11,7 @@
 // sqrt(2 / pi)
 #define TANH_SCALE 0.79788456080286536f
 #define TANH_CUBIC 0.044715f
+#define QUICK_SCALE 1.702f
 
 // e^(-x²/2) and Φ(x) of the normal distribution. For results in bf16, a polynomial (Abramowitz and Stegun, 26.2.17)
 // with an error below 1e-7: with erff the kernel would be bound by arithmetic, not by memory.
@@ -51,6 +52,15 @@ struct gelu_tanh {
     template <class T> static __device__ __forceinline__ float derivative(float x) {
         const float t = tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x));
         return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * TANH_SCALE * (1.0f + 3.0f * TANH_CUBIC * x * x);
+    }
+};
+
+// Its approximation with the logistic function, the form of OpenAI's CLIP.
+struct quick_gelu {
+    template <class T> static __device__ __forceinline__ float value(float x) { return x * ::sigmoid(QUICK_SCALE * x); }
+    template <class T> static __device__ __forceinline__ float derivative(float x) {
+        const float s = ::sigmoid(QUICK_SCALE * x);
+        return s * (1.0f + QUICK_SCALE * x * (1.0f - s));
     }
 };
 

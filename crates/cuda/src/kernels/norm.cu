@@ -1,4 +1,5 @@
-// Layer norm (Ba et al., 2016) forward and backward over x [rows, DIM]. Forward, the residual sum before it may be
+// Layer norm (Ba et al., 2016), or with CENTRED 0 RMS norm (Zhang and Sennrich, 2019), whose mean is taken as 0,
+// forward and backward over x [rows, DIM]. Forward, the residual sum before it may be
 // fused, with stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of
 // stochastic depth.
 //
@@ -91,11 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 if (sum && valid) store<VEC>(sum + start + column, v[chunk]);
             }
         }
-        EACH_CHUNK(chunk, column) {
+        if (CENTRED) EACH_CHUNK(chunk, column) {
 #pragma unroll
             for (int i = 0; i < VEC; i++) total += v[chunk][i];
         }
-        const float row_mean = row_sums(total, 0.0f).x / (float)DIM;
+        const float row_mean = CENTRED ? row_sums(total, 0.0f).x / (float)DIM : 0.0f;
         float squares = 0.0f;
         EACH_CHUNK(chunk, column) {
 #pragma unroll
@@ -119,7 +120,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma. With DROP also the gradient
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma; without mean(d) if not CENTRED.
+// With DROP also the gradient
 // of the addend, dropped = keep · dx. Every block writes its partial sums: partials [blocks, PARTS, DIM]. `d_residual`,
 // `dx` and `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -164,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
         const float2 sums = row_sums(sum, dot);
-        const float mean_sum = sums.x / (float)DIM, mean_dot = sums.y / (float)DIM;
+        const float mean_sum = CENTRED ? sums.x / (float)DIM : 0.0f, mean_dot = sums.y / (float)DIM;
         if (dx && valid) {
             const float keep = keep_factor(depth, row);
             EACH_CHUNK(chunk, column) {

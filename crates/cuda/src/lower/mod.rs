@@ -23,7 +23,7 @@ mod windows;
 pub(crate) use arithmetic::conversion;
 pub(crate) use attention::{hopper_variants, mma_variants};
 pub(crate) use conv::convolution_variants;
-use vit_graph::ops::{Activation, Dropout, LayerNorm, Op, Operation};
+use vit_graph::ops::{Activation, Dropout, LayerNorm, LayerNormGrad, Op, Operation};
 use vit_graph::{Hint, Shape};
 
 use crate::Precision;
@@ -293,7 +293,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
         Op::LayerNorm(op) => norm::forward(op, None, None, e),
         Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
-        Op::LayerNormGrad(_) => norm::backward(norm::NormGradFusion::default(), e),
+        Op::LayerNormGrad(op) => norm::backward(*op, norm::NormGradFusion::default(), e),
         Op::Softmax(_) => rows::softmax(e),
         Op::SoftmaxGrad(_) => rows::softmax_grad(e),
         Op::Activation(op) => rows::activation(*op, e),
@@ -338,8 +338,8 @@ pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
 }
 
 /// A layer norm's gradient with fused operations; their inputs and outputs follow those of the gradient.
-pub(crate) fn norm_grad(fused: NormGradFusion, e: &mut Emitter) {
-    norm::backward(fused, e);
+pub(crate) fn norm_grad(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter) {
+    norm::backward(op, fused, e);
 }
 
 /// An activation's gradient and its column sums.

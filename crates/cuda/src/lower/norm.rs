@@ -1,7 +1,7 @@
-//! Layer norms.
+//! Layer and RMS norms.
 
 use vit_graph::Shape;
-use vit_graph::ops::{Dropout, LayerNorm};
+use vit_graph::ops::{Dropout, LayerNorm, LayerNormGrad};
 
 use super::{Emitter, THREADS, rows};
 use crate::compile::{self, KernelVariant};
@@ -45,6 +45,7 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
     let mut variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
+        .with("CENTRED", usize::from(op.centred))
         .with("X", x.storage.name())
         .with("Y", y.storage.name())
         .with("DROP", usize::from(drop.is_some()));
@@ -87,7 +88,7 @@ pub(crate) struct NormGradFusion {
 
 /// From `dy, x, gamma, mean, rstd`, then the residual's gradient and the seed of stochastic depth, to `dx, dgamma,
 /// dbeta`, then the dropped `dx` and the column sums; those after the first five and three only with their fusions.
-pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
+pub(super) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());
     let lanes = lanes(dim);
@@ -100,6 +101,7 @@ pub(super) fn backward(fused: NormGradFusion, e: &mut Emitter) {
     let variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
+        .with("CENTRED", usize::from(op.centred))
         .with("DY", dy.storage.name())
         .with("X", x.storage.name())
         .with("R", residual.1.name())

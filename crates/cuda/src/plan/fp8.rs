@@ -240,7 +240,12 @@ fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
 /// Whether `|activation(x)| ≤ |x|`.
 fn is_bounded_by_input(activation: Activation) -> bool {
     match activation {
-        Activation::Gelu | Activation::GeluTanh | Activation::Relu | Activation::Silu | Activation::Tanh => true,
+        Activation::Gelu
+        | Activation::GeluTanh
+        | Activation::QuickGelu
+        | Activation::Relu
+        | Activation::Silu
+        | Activation::Tanh => true,
         Activation::Sigmoid => false,
     }
 }

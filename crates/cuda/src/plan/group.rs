@@ -120,9 +120,12 @@ impl FusionGroup {
                 let ops: Vec<&Op> = nodes.iter().map(|&node| &graph.node(node).op).collect();
                 lower::updates(&ops, emitter);
             }
-            FusionGroup::LayerNormGrad(LayerNormGradGroup { residual, drop, sums, .. }) => {
+            FusionGroup::LayerNormGrad(LayerNormGradGroup { norm, residual, drop, sums }) => {
                 let drop = drop.and_then(|drop| stochastic_depth(graph.node(drop)));
-                lower::norm_grad(NormGradFusion { residual: residual.is_some(), drop, sums: sums.is_some() }, emitter);
+                if let Op::LayerNormGrad(op) = graph.node(*norm).op {
+                    let fused = NormGradFusion { residual: residual.is_some(), drop, sums: sums.is_some() };
+                    lower::norm_grad(op, fused, emitter);
+                }
             }
             FusionGroup::DroppedAddNorm { norm, drop, .. } => {
                 if let (Op::AddLayerNorm(op), Some(drop)) = (&graph.node(*norm).op, stochastic_depth(graph.node(*drop)))

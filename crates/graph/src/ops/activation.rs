@@ -12,6 +12,8 @@ pub enum Activation {
     Gelu,
     /// The tanh approximation of GELU, as flax uses it.
     GeluTanh,
+    /// `x σ(1.702 x)`, an approximation of GELU, as OpenAI's CLIP uses it.
+    QuickGelu,
     /// `max(x, 0)`.
     Relu,
     /// `x σ(x)`.
@@ -24,6 +26,7 @@ pub enum Activation {
 
 const TANH_SCALE: f64 = 0.797_884_560_802_865_4; // sqrt(2 / π)
 const TANH_CUBIC: f64 = 0.044715;
+const QUICK_SCALE: f64 = 1.702;
 
 impl Activation {
     /// The function.
@@ -31,6 +34,7 @@ impl Activation {
         match self {
             Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / std::f64::consts::SQRT_2)),
             Activation::GeluTanh => 0.5 * x * (1.0 + (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh()),
+            Activation::QuickGelu => x / (1.0 + (-QUICK_SCALE * x).exp()),
             // `max` would drop a NaN.
             Activation::Relu => {
                 if x < 0.0 {
@@ -56,6 +60,10 @@ impl Activation {
                 let t = (TANH_SCALE * (x + TANH_CUBIC * x * x * x)).tanh();
                 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * TANH_SCALE * (1.0 + 3.0 * TANH_CUBIC * x * x)
             }
+            Activation::QuickGelu => {
+                let s = Activation::Sigmoid.apply(QUICK_SCALE * x);
+                s * (1.0 + QUICK_SCALE * x * (1.0 - s))
+            }
             Activation::Relu if x.is_nan() => x,
             Activation::Relu => f64::from(x > 0.0),
             Activation::Silu => {
@@ -76,6 +84,7 @@ impl Operation for Activation {
         match self {
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
+            Activation::QuickGelu => "quick_gelu",
             Activation::Relu => "relu",
             Activation::Silu => "silu",
             Activation::Tanh => "tanh",

@@ -1,4 +1,4 @@
-//! Layer normalisation over the last axis.
+//! Layer normalisation and RMS normalisation over the last axis.
 
 use super::{InputPrecision, Operation, arity, expect_shape};
 use crate::autodiff::Backward;
@@ -8,18 +8,23 @@ use crate::{GraphError, Shape, Type};
 /// `(x - mean) · rstd · gamma + beta` over each row, `rstd = 1 / sqrt(variance + epsilon)`, biased variance.
 ///
 /// Inputs: `x [.., d]`, `gamma [d]`, `beta [d]`. Outputs: the result, and `mean` and `rstd` of each row.
+///
+/// RMS norm (Zhang and Sennrich, 2019) is the same with a mean of 0, so that the variance is the mean square. It has no
+/// `beta`: [`Tensor::rms_norm`](crate::Tensor::rms_norm) gives zeros.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub epsilon: f32,
+    /// Whether the mean of the row is subtracted; otherwise it is taken as 0.
+    pub centred: bool,
 }
 
 /// Mean and `rstd` of a row.
-fn statistics(row: &[f64], epsilon: f64) -> (f64, f64) {
+fn statistics(row: &[f64], norm: &LayerNorm) -> (f64, f64) {
     let n = row.len() as f64;
-    let mean = row.iter().sum::<f64>() / n;
+    let mean = if norm.centred { row.iter().sum::<f64>() / n } else { 0.0 };
     let variance = row.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-    (mean, 1.0 / (variance + epsilon).sqrt())
+    (mean, 1.0 / (variance + f64::from(norm.epsilon)).sqrt())
 }
 
 /// An error if there is nothing to normalise.
@@ -45,6 +50,16 @@ pub(super) fn grad_types(
 }
 
 impl LayerNorm {
+    /// Layer norm.
+    pub fn new(epsilon: f32) -> Self {
+        LayerNorm { epsilon, centred: true }
+    }
+
+    /// RMS norm.
+    pub fn rms(epsilon: f32) -> Self {
+        LayerNorm { epsilon, centred: false }
+    }
+
     fn outputs(&self, x: &Type, gamma: &Type, beta: &Type) -> Result<Vec<Type>, String> {
         expect_elements(&x.shape)?;
         let dim = x.shape.last();
@@ -56,7 +71,7 @@ impl LayerNorm {
 
     fn compute(&self, x: &Array, gamma: &[f64], beta: &[f64], outputs: &[Type]) -> Vec<Array> {
         let dim = x.shape().last().copied().unwrap_or(1);
-        let stats: Vec<(f64, f64)> = x.data().chunks(dim).map(|r| statistics(r, f64::from(self.epsilon))).collect();
+        let stats: Vec<(f64, f64)> = x.data().chunks(dim).map(|r| statistics(r, self)).collect();
         let value = |i: usize| {
             let (mean, rstd) = stats[i / dim];
             (x.data()[i] - mean) * rstd * gamma[i % dim] + beta[i % dim]
@@ -71,7 +86,7 @@ impl LayerNorm {
 
 impl Operation for LayerNorm {
     fn name(&self) -> &'static str {
-        "layer_norm"
+        if self.centred { "layer_norm" } else { "rms_norm" }
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -82,7 +97,7 @@ impl Operation for LayerNorm {
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         b.only_first_output("the row statistics")?;
         let inputs = [b.dy()?, b.input(0), b.input(1), b.output(1), b.output(2)];
-        let node = b.graph.add(LayerNormGrad, &inputs)?;
+        let node = b.graph.add(LayerNormGrad { centred: self.centred }, &inputs)?;
         b.set_all(node, 3)
     }
 
@@ -108,13 +123,17 @@ impl Operation for LayerNorm {
 }
 
 /// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`. With `n = (x - mean) · rstd`,
-/// `g = dy · gamma` and `E` the mean over the row, `dx = rstd · (g - E[g] - n · E[g · n])`.
+/// `g = dy · gamma` and `E` the mean over the row, `dx = rstd · (g - E[g] - n · E[g · n])`; without `E[g]` if the mean was
+/// not subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LayerNormGrad;
+pub struct LayerNormGrad {
+    /// As in [`LayerNorm`].
+    pub centred: bool,
+}
 
 impl Operation for LayerNormGrad {
     fn name(&self) -> &'static str {
-        "layer_norm_grad"
+        if self.centred { "layer_norm_grad" } else { "rms_norm_grad" }
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -132,7 +151,7 @@ impl Operation for LayerNormGrad {
             let (mut sum, mut dot) = (0.0, 0.0);
             for j in 0..dim {
                 let g = dy[at(j)] * gamma[j];
-                sum += g;
+                sum += if self.centred { g } else { 0.0 };
                 dot += g * normed(j);
                 dgamma[j] += dy[at(j)] * normed(j);
                 dbeta[j] += dy[at(j)];
@@ -166,7 +185,7 @@ pub struct AddLayerNorm(pub LayerNorm);
 
 impl Operation for AddLayerNorm {
     fn name(&self) -> &'static str {
-        "add_layer_norm"
+        if self.0.centred { "add_layer_norm" } else { "add_rms_norm" }
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
@@ -203,21 +222,21 @@ impl Operation for AddLayerNorm {
 /// Inputs: those of [`LayerNormGrad`], then `residual_grad` of the shape of `dx`. Outputs: `dx + residual_grad, dgamma,
 /// dbeta`. Made by [`crate::rewrite::fuse_norm_grad_add`].
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LayerNormGradAdd;
+pub struct LayerNormGradAdd(pub LayerNormGrad);
 
 impl Operation for LayerNormGradAdd {
     fn name(&self) -> &'static str {
-        "layer_norm_grad_add"
+        if self.0.centred { "layer_norm_grad_add" } else { "rms_norm_grad_add" }
     }
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         arity(inputs, 6)?;
         expect_shape("the residual's gradient", &inputs[5], &inputs[1].shape)?;
-        LayerNormGrad.infer(&inputs[..5])
+        self.0.infer(&inputs[..5])
     }
 
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
-        let mut results = LayerNormGrad.evaluate(inputs, outputs);
+        let mut results = self.0.evaluate(inputs, outputs);
         results[0].data_mut().iter_mut().zip(inputs[5].data()).for_each(|(dx, residual_grad)| *dx += residual_grad);
         results
     }

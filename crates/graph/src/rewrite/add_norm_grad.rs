@@ -13,28 +13,31 @@ pub fn fuse_norm_grad_add(graph: &Graph) -> Result<Graph, GraphError> {
     for (id, node) in nodes.iter().enumerate() {
         node.inputs.iter().for_each(|v| first_consumer[v.node] = first_consumer[v.node].min(id));
     }
-    // For a sum that is fused: the `LayerNormGrad` node, and the other term.
+    // For a sum that is fused: the `LayerNormGrad` node and its operation, and the other term.
     let fused = |id: NodeId| {
         let Op::Binary(Binary::Add) = nodes[id].op else { return None };
         let [x, y] = [nodes[id].inputs[0], nodes[id].inputs[1]];
-        let suits = |v: Value| {
-            let grad = matches!(nodes[v.node].op, Op::LayerNormGrad(_)) && v.output == 0;
-            grad && uses[v.node][0] == 1 && first_consumer[v.node] == id
+        let norm_grad = |v: Value| match nodes[v.node].op {
+            Op::LayerNormGrad(op) if v.output == 0 && uses[v.node][0] == 1 && first_consumer[v.node] == id => Some(op),
+            _ => None,
         };
-        let found = if suits(x) { (x.node, y) } else { suits(y).then_some((y.node, x))? };
+        let found = match norm_grad(x) {
+            Some(op) => (x.node, op, y),
+            None => (y.node, norm_grad(y)?, x),
+        };
         (graph.shape(x) == graph.shape(y)).then_some(found)
     };
     let mut inside = vec![false; nodes.len()];
-    (0..nodes.len()).filter_map(fused).for_each(|(grad, _)| inside[grad] = true);
+    (0..nodes.len()).filter_map(fused).for_each(|(grad, ..)| inside[grad] = true);
     let mut copy = GraphCopy::of(graph);
     for id in (0..nodes.len()).filter(|&id| !inside[id]) {
-        let Some((grad, residual_grad)) = fused(id) else {
+        let Some((grad, op, residual_grad)) = fused(id) else {
             copy.copy_node(id)?;
             continue;
         };
         let mut inputs = copy.inputs(&nodes[grad]);
         inputs.push(copy.lookup(residual_grad));
-        let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd, &inputs)?;
+        let node = copy.new.add_like(&nodes[grad], LayerNormGradAdd(op), &inputs)?;
         copy.replace(Value { node: id, output: 0 }, Value { node, output: 0 });
         for output in [1, 2] {
             copy.replace(Value { node: grad, output }, Value { node, output });
