@@ -2,6 +2,8 @@
 
 mod building;
 mod conv;
+mod mlp;
+mod norm;
 mod patches;
 mod relative;
 mod residual;
@@ -9,6 +11,8 @@ mod residual;
 pub(crate) use building::Forward;
 pub use building::{Building, Norm, drop_path_rate};
 pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
+pub use mlp::{Gate, Mlp, linear_parts, mlp};
+pub use norm::{NormKind, layer_norm};
 pub use patches::refuses_patches;
 pub use relative::{TABLE, log_offsets, relative_bias, relative_index};
 pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};
@@ -40,21 +44,6 @@ pub fn linear_from(x: &Tensor, features: usize, bias: bool, init: Init, name: &s
     let weight = x.parameter("weight", [features, x.shape().last()], init);
     let bias = bias.then(|| x.parameter("bias", [features], Init::Zeros));
     x.linear(&weight, bias.as_ref())
-}
-
-/// Layer norm over the last axis.
-pub fn layer_norm(x: &Tensor, epsilon: f32, name: &str) -> Tensor {
-    let _scope = x.scope(name);
-    let dim = x.shape().last();
-    let (weight, bias) = (x.parameter("weight", [dim], Init::Ones), x.parameter("bias", [dim], Init::Zeros));
-    x.layer_norm(&weight, &bias, epsilon)
-}
-
-/// Two linear layers with an activation between them; `drop` is applied after each.
-pub fn mlp(x: &Tensor, hidden: usize, act: Activation, drop: impl Fn(Tensor) -> Tensor, name: &str) -> Tensor {
-    let _scope = x.scope(name);
-    let h = drop(linear(x, hidden, true, "fc1").activation(act));
-    drop(linear(&h, x.shape().last(), true, "fc2"))
 }
 
 /// Layer scale (Touvron et al., 2021): one learned factor per channel.

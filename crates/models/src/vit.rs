@@ -6,10 +6,13 @@
 mod guess;
 mod mimetic;
 mod network;
+mod parallel;
+mod pooling;
 mod positions;
 mod timm;
 mod variants;
 
+pub use pooling::Pooling;
 pub use positions::{Positions, PositionsOn, sin_cos};
 pub use variants::{PAPER_SIZES, VitSize};
 
@@ -17,22 +20,24 @@ use vit_graph::ops::{Activation, Attention, Conv2d};
 use vit_graph::{Init, Tensor};
 
 use crate::layers::{
-    Forward, channels_last, drop_path_rate, glorot, layer_norm, layer_scale, linear, linear_from, mlp,
+    Forward, Gate, Mlp, NormKind, channels_last, drop_path_rate, glorot, layer_scale, linear, linear_from,
 };
 use crate::resnetv2::ResNetV2;
 
-/// How the tokens become one vector.
+/// How norms and branches are arranged in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pooling {
-    /// The class token; with a distillation token, both.
-    Token,
-    /// The mean of the patch tokens.
-    Mean,
-    /// Attention from one learned query to the patch tokens, then a residual MLP ("multi-head attention pooling").
-    Map,
+pub enum BlockKind {
+    /// A norm before attention and one before the MLP, as in the paper.
+    PreNorm,
+    /// A norm after attention and one after the MLP, inside the residual connections.
+    PostNorm,
+    /// Attention and MLP side by side, from one norm and one projection (ViT-22B).
+    Parallel,
+    /// So many attentions side by side, then as many MLPs.
+    Branches(usize),
 }
 
-/// Which layer norm closes the encoder.
+/// Which norm closes the encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FinalNorm {
     /// On all tokens, before pooling.
@@ -64,6 +69,12 @@ pub struct Vit {
     pub heads: usize,
     /// Width of the MLP's hidden layer.
     pub mlp_dim: usize,
+    /// How the hidden layer is gated.
+    pub gate: Gate,
+    /// A norm on the hidden layer.
+    pub mlp_norm: bool,
+    /// How a block is arranged.
+    pub block: BlockKind,
     /// The first token is a class token.
     pub class_token: bool,
     /// The second token is a distillation token (DeiT).
@@ -74,11 +85,15 @@ pub struct Vit {
     pub registers: usize,
     /// How tokens become one vector.
     pub pooling: Pooling,
+    /// Pooling over the patch tokens includes the others.
+    pub pool_prefix: bool,
     /// Position embeddings.
     pub positions: Positions,
     /// Which tokens learned positions are added to.
     pub positions_on: PositionsOn,
-    /// A norm before the first block (CLIP).
+    /// A norm on the patch embeddings, before positions are added.
+    pub patch_norm: bool,
+    /// A norm before the first block (CLIP); the patch embedding has no bias then.
     pub pre_norm: bool,
     /// Which norm closes the encoder.
     pub final_norm: FinalNorm,
@@ -86,13 +101,19 @@ pub struct Vit {
     pub pre_logits: Option<usize>,
     /// Biases in the query, key and value projections.
     pub qkv_bias: bool,
-    /// Layer norm on queries and keys of each head.
+    /// Biases in the projection of attention and in the MLP.
+    pub projection_bias: bool,
+    /// A norm on queries and keys of each head.
     pub qk_norm: bool,
+    /// A norm on the result of attention, before its projection.
+    pub attention_norm: bool,
     /// Layer scale and its starting value.
     pub layer_scale: Option<f32>,
     /// The MLP's activation.
     pub activation: Activation,
-    /// The layer norms' epsilon.
+    /// The kind of all norms.
+    pub norm: NormKind,
+    /// The norms' epsilon.
     pub norm_epsilon: f32,
     /// Dropout after positions, projections and MLP layers.
     pub dropout: f32,
@@ -115,20 +136,28 @@ impl Default for Vit {
             depth: 12,
             heads: 12,
             mlp_dim: 3072,
+            gate: Gate::None,
+            mlp_norm: false,
+            block: BlockKind::PreNorm,
             class_token: true,
             distillation_token: false,
             distillation_head: false,
             registers: 0,
             pooling: Pooling::Token,
+            pool_prefix: false,
             positions: Positions::Learned,
             positions_on: PositionsOn::AllTokens,
+            patch_norm: false,
             pre_norm: false,
             final_norm: FinalNorm::BeforePooling,
             pre_logits: None,
             qkv_bias: true,
+            projection_bias: true,
             qk_norm: false,
+            attention_norm: false,
             layer_scale: None,
             activation: Activation::Gelu,
+            norm: NormKind::Layer,
             norm_epsilon: 1e-6,
             dropout: 0.0,
             attention_dropout: 0.0,
@@ -161,7 +190,7 @@ impl Forward<'_, Vit> {
             x = self.block(x, depth);
         }
         if self.net.final_norm == FinalNorm::BeforePooling {
-            x = layer_norm(&x, self.net.norm_epsilon, "norm");
+            x = self.norm(&x, "norm");
         }
         x.output("tokens");
         self.head(&x);
@@ -177,22 +206,25 @@ impl Forward<'_, Vit> {
             PositionsOn::AllTokens => positions::add(self.net, &prepend(&tokens, patches)),
         };
         let x = self.drop(x);
-        if self.net.pre_norm { layer_norm(&x, self.net.norm_epsilon, "norm_pre") } else { x }
+        if self.net.pre_norm { self.norm(&x, "norm_pre") } else { x }
     }
 
     fn patches(&self, image: &Tensor) -> Tensor {
         let vit = self.net;
         let [ph, pw] = vit.patch_size;
         let map = self.feature_map(image);
-        let _scope = image.scope("patch_embed.proj");
+        let _scope = image.scope("patch_embed");
+        let projection = image.scope("proj");
         let inputs = map.extent(3) * ph * pw;
         let init = Init::TruncatedNormal { std: (inputs.max(1) as f32).powf(-0.5) };
         let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], init);
         // CLIP's patch embedding has no bias.
         let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
         let grid = map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
+        drop(projection);
         let [rows, columns] = vit.grid();
-        grid.reshape([image.extent(0), rows * columns, vit.dim])
+        let patches = grid.reshape([image.extent(0), rows * columns, vit.dim]);
+        if vit.patch_norm { self.norm(&patches, "norm") } else { patches }
     }
 
     /// The image, or the feature map of the convolutional stages.
@@ -220,26 +252,57 @@ impl Forward<'_, Vit> {
         .collect()
     }
 
-    /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
     fn block(&self, x: Tensor, depth: usize) -> Tensor {
         let _scope = x.scope(&format!("blocks.{depth}"));
-        let h = layer_norm(&x, self.net.norm_epsilon, "norm1");
-        let x = x + self.branch(self.attention(&h, "attn"), depth, "ls1");
-        let h = layer_norm(&x, self.net.norm_epsilon, "norm2");
-        let x = x + self.branch(self.mlp(&h, "mlp"), depth, "ls2");
+        let x = match self.net.block {
+            BlockKind::PreNorm => self.pre_norm_block(x, depth),
+            BlockKind::PostNorm => self.post_norm_block(x, depth),
+            BlockKind::Parallel => self.parallel_block(x, depth),
+            BlockKind::Branches(branches) => self.branches_block(x, depth, branches),
+        };
         x.tap("");
         x
     }
 
+    /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
+    fn pre_norm_block(&self, x: Tensor, depth: usize) -> Tensor {
+        let h = self.norm(&x, "norm1");
+        let x = x + self.branch(self.attention(&h, "attn"), depth, "ls1");
+        let h = self.norm(&x, "norm2");
+        x + self.branch(self.mlp(&h, "mlp"), depth, "ls2")
+    }
+
+    /// The same with the norms at the end of the branches, in place of layer scale, whose starting value their weights have.
+    fn post_norm_block(&self, x: Tensor, depth: usize) -> Tensor {
+        let Vit { norm, norm_epsilon, layer_scale, .. } = *self.net;
+        let init = layer_scale.map_or(Init::Ones, Init::Constant);
+        let branch = |y: Tensor, name| self.drop_path(norm.apply_from(&y, norm_epsilon, init, name), depth);
+        let x = &x + &branch(self.attention(&x, "attn"), "norm1");
+        &x + &branch(self.mlp(&x, "mlp"), "norm2")
+    }
+
     /// Multi-head self-attention (appendix A).
     fn attention(&self, x: &Tensor, name: &str) -> Tensor {
-        let (vit, [batch, tokens]) = (self.net, [x.extent(0), x.extent(1)]);
+        let vit = self.net;
         let _scope = x.scope(name);
-        let head_dim = vit.dim / vit.heads;
         // Three stacked matrices, each initialised as a `dim x dim` one.
         let qkv = linear_from(x, 3 * vit.dim, vit.qkv_bias, glorot(vit.dim, vit.dim), "qkv");
-        let bias = positions::relative_bias(vit, x);
-        let (dropout, seed) = self.building.attention_dropout(x, vit.attention_dropout);
+        let [mut y, weights] = self.attend(&qkv);
+        weights.tap("weights");
+        if vit.attention_norm {
+            y = self.norm(&y, "norm");
+        }
+        let y = self.drop(linear(&y, vit.dim, vit.projection_bias, "proj"));
+        y.tap("");
+        y
+    }
+
+    /// `softmax(q kᵀ / √d + bias) v` in every head, and the weights, from `qkv [batch, tokens, 3 · dim]`.
+    fn attend(&self, qkv: &Tensor) -> [Tensor; 2] {
+        let (vit, [batch, tokens]) = (self.net, [qkv.extent(0), qkv.extent(1)]);
+        let head_dim = vit.dim / vit.heads;
+        let bias = positions::relative_bias(vit, qkv);
+        let (dropout, seed) = self.building.attention_dropout(qkv, vit.attention_dropout);
         let op = Attention {
             heads: vit.heads,
             scale: 1.0 / (head_dim as f32).sqrt(),
@@ -248,97 +311,43 @@ impl Forward<'_, Vit> {
             dropout,
         };
         let others: Vec<&Tensor> = bias.iter().chain(seed).collect();
-        let [y, weights] = if vit.qk_norm {
-            let part = |i: usize| qkv.slice(2, i * vit.dim, vit.dim);
-            let normed = |part: Tensor, name| {
-                let heads = part.reshape([batch, tokens, vit.heads, head_dim]);
-                layer_norm(&heads, vit.norm_epsilon, name).reshape([batch, tokens, vit.dim])
-            };
-            let (q, k, v) = (normed(part(0), "q_norm"), normed(part(1), "k_norm"), part(2));
-            q.attention(op, &[vec![&k, &v], others].concat())
-        } else {
-            qkv.attention(op, &others)
+        if !vit.qk_norm {
+            return qkv.attention(op, &others);
+        }
+        let part = |i: usize| qkv.slice(2, i * vit.dim, vit.dim);
+        let normed = |part: Tensor, name| {
+            let heads = part.reshape([batch, tokens, vit.heads, head_dim]);
+            self.norm(&heads, name).reshape([batch, tokens, vit.dim])
         };
-        weights.tap("weights");
-        let y = self.drop(linear(&y, vit.dim, true, "proj"));
-        y.tap("");
-        y
+        let (q, k, v) = (normed(part(0), "q_norm"), normed(part(1), "k_norm"), part(2));
+        q.attention(op, &[vec![&k, &v], others].concat())
     }
 
     fn mlp(&self, x: &Tensor, name: &str) -> Tensor {
-        mlp(x, self.net.mlp_dim, self.net.activation, |h| self.drop(h), name)
+        let vit = self.net;
+        let mlp = Mlp {
+            hidden: vit.mlp_dim,
+            activation: vit.activation,
+            gate: vit.gate,
+            bias: vit.projection_bias,
+            norm: vit.mlp_norm.then_some((vit.norm, vit.norm_epsilon)),
+        };
+        mlp.apply(x, |h| self.drop(h), name)
     }
 
     /// Layer scale and stochastic depth of a residual branch.
     fn branch(&self, x: Tensor, depth: usize, name: &str) -> Tensor {
         let vit = self.net;
         let x = vit.layer_scale.map_or(x.clone(), |initial| layer_scale(&x, initial, name));
-        self.building.drop_path(x, drop_path_rate(vit.drop_path, depth, vit.depth))
+        self.drop_path(x, depth)
     }
 
-    /// Equation 4 and the classification head.
-    fn head(&self, x: &Tensor) {
-        let vit = self.net;
-        if vit.distillation_head {
-            return self.two_heads(x);
-        }
-        let mut y = self.pool(x);
-        if vit.final_norm == FinalNorm::AfterPooling {
-            y = layer_norm(&y, vit.norm_epsilon, "fc_norm");
-        }
-        if let Some(hidden) = vit.pre_logits {
-            let _scope = y.scope("pre_logits");
-            y = linear(&y, hidden, true, "fc").tanh();
-        }
-        let y = self.drop(y);
-        y.output("features");
-        if vit.classes > 0 {
-            linear_from(&y, vit.classes, true, Init::Zeros, "head").output("logits");
-        }
+    fn drop_path(&self, x: Tensor, depth: usize) -> Tensor {
+        self.building.drop_path(x, drop_path_rate(self.net.drop_path, depth, self.net.depth))
     }
 
-    fn pool(&self, x: &Tensor) -> Tensor {
-        let prefix = self.net.prefix_tokens();
-        let patches = || if prefix == 0 { x.clone() } else { x.slice(1, prefix, x.extent(1) - prefix) };
-        match self.net.pooling {
-            Pooling::Token => token(x, 0),
-            Pooling::Mean => patches().mean([1]),
-            Pooling::Map => self.attention_pool(&patches(), "attn_pool"),
-        }
-    }
-
-    /// A learned query attends to the patches; a residual MLP follows.
-    fn attention_pool(&self, x: &Tensor, name: &str) -> Tensor {
-        let (vit, batch) = (self.net, x.extent(0));
-        let _scope = x.scope(name);
-        let latent = x.parameter("latent", [1, 1, vit.dim], Init::TruncatedNormal { std: (vit.dim as f32).powf(-0.5) });
-        let q = linear(&latent, vit.dim, true, "q").broadcast([batch, 1, vit.dim]);
-        let kv = linear(x, 2 * vit.dim, true, "kv");
-        let op = Attention {
-            heads: vit.heads,
-            scale: 1.0 / ((vit.dim / vit.heads) as f32).sqrt(),
-            packed: false,
-            bias: false,
-            dropout: None,
-        };
-        let [y, weights] = q.attention(op, &[&kv.slice(2, 0, vit.dim), &kv.slice(2, vit.dim, vit.dim)]);
-        weights.tap("weights");
-        let y = linear(&y, vit.dim, true, "proj");
-        let h = layer_norm(&y, vit.norm_epsilon, "norm");
-        token(&(y + self.mlp(&h, "mlp")), 0)
-    }
-
-    /// DeiT: class and distillation tokens have a head each, and the logits are the mean of both.
-    fn two_heads(&self, x: &Tensor) {
-        let (class, distillation) = (token(x, 0), token(x, 1));
-        (&class + &distillation).scale(0.5).output("features");
-        if self.net.classes > 0 {
-            let head = |token: Tensor, name| linear_from(&self.drop(token), self.net.classes, true, Init::Zeros, name);
-            let (class, distillation) = (head(class, "head"), head(distillation, "head_dist"));
-            class.output("logits_cls");
-            distillation.output("logits_dist");
-            (class + distillation).scale(0.5).output("logits");
-        }
+    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+        self.net.norm.apply(x, self.net.norm_epsilon, name)
     }
 
     fn drop(&self, x: Tensor) -> Tensor {
@@ -349,9 +358,4 @@ impl Forward<'_, Vit> {
 /// Prepends tokens.
 fn prepend(tokens: &[Tensor], x: Tensor) -> Tensor {
     Tensor::concat(&tokens.iter().chain([&x]).collect::<Vec<_>>(), 1)
-}
-
-/// One token of every sample.
-fn token(x: &Tensor, index: usize) -> Tensor {
-    x.slice(1, index, 1).reshape([x.extent(0), x.extent(2)])
 }

@@ -30,13 +30,14 @@ const TOKENS: [(bool, bool, bool, usize); 7] = [
 
 /// All combinations of positions, prefix tokens, pooling and norms; the options of single layers take turns.
 fn models() -> Vec<Vit> {
-    const ACTIVATIONS: [Activation; 6] = [
+    const ACTIVATIONS: [Activation; 7] = [
         Activation::Gelu,
         Activation::GeluTanh,
         Activation::Relu,
         Activation::Silu,
         Activation::Tanh,
         Activation::Sigmoid,
+        Activation::QuickGelu,
     ];
     let mut all = Vec::new();
     let mut turn = 0usize;

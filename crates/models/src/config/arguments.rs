@@ -122,11 +122,12 @@ impl<'a> Arguments<'a> {
             .map(|text| match text {
                 "gelu" | "gelu_erf" | "nn.GELU" | "GELU" => Ok(Activation::Gelu),
                 "gelu_tanh" | "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
+                "quick_gelu" | "QuickGELU" => Ok(Activation::QuickGelu),
                 "relu" | "ReLU" => Ok(Activation::Relu),
                 "silu" | "swish" | "SiLU" => Ok(Activation::Silu),
                 "tanh" | "Tanh" => Ok(Activation::Tanh),
                 "sigmoid" | "Sigmoid" => Ok(Activation::Sigmoid),
-                _ => Err(self.wrong(name, "gelu, gelu_tanh, relu, silu, tanh or sigmoid")),
+                _ => Err(self.wrong(name, "gelu, gelu_tanh, quick_gelu, relu, silu, tanh or sigmoid")),
             })
             .transpose()
     }

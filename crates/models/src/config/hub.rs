@@ -29,8 +29,6 @@ pub struct TimmForm {
     pub keys: Map<String, Value>,
     /// Settings that timm's arguments cannot express.
     pub extra: Map<String, Value>,
-    /// Differences in what timm computes, one line each.
-    pub differences: Vec<String>,
 }
 
 impl TimmForm {
@@ -42,7 +40,6 @@ impl TimmForm {
             fixed_image_size: false,
             keys: Map::new(),
             extra: Map::new(),
-            differences: Vec::new(),
         }
     }
 }
@@ -144,9 +141,15 @@ fn entry(config: &Config, form: &TimmForm) -> Result<(String, Map<String, Value>
 
 /// Whether arguments turn the named model into this one.
 fn builds(name: &str, args: &Map<String, Value>, model: &Architecture) -> bool {
-    let Some(mut built) = variant(name).map(|found| found.architecture) else { return false };
+    built(name, args, model).is_some_and(|built| model.same_in_timm(&built))
+}
+
+/// What timm makes of a name and arguments, with the dimensions of `model`.
+fn built(name: &str, args: &Map<String, Value>, model: &Architecture) -> Option<Architecture> {
+    let mut built = variant(name)?.architecture;
     built.set_dimensions(model.dimensions());
-    built.configure(&Arguments::new("timm", args)).is_ok() && model.same_in_timm(&built)
+    built.configure(&Arguments::new("timm", args)).ok()?;
+    Some(built)
 }
 
 fn in_timm(name: &str) -> bool {
@@ -217,9 +220,9 @@ pub fn timm_config(config: &Config) -> Value {
 
 /// The differences of timm's model when it opens [`timm_config`], one line each.
 pub fn timm_differences(config: &Config) -> Vec<String> {
-    let form = config.architecture.timm();
-    match entry(config, &form) {
+    let model = &config.architecture;
+    match entry(config, &model.timm()) {
         Err(reason) => vec![format!("timm cannot open this model, only vit can: {reason}")],
-        Ok(_) => form.differences,
+        Ok((name, args)) => built(&name, &args, model).map_or_else(Vec::new, |built| model.differences(&built)),
     }
 }

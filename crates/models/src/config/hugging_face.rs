@@ -5,8 +5,9 @@ use vit_graph::ops::Activation;
 
 use super::timm::{short, square};
 use super::{Arguments, Config, hub};
+use crate::layers::{Gate, NormKind};
 use crate::problem_type::ProblemType;
-use crate::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+use crate::vit::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit};
 use vit_preprocess::{CropMode, Filter, Preprocess};
 
 /// Options that do not change what the model computes.
@@ -160,6 +161,12 @@ fn expressed(config: &Config) -> Result<Value, String> {
         ("layer scale", vit.layer_scale.is_some()),
         ("query-key norm", vit.qk_norm),
         ("a norm before the blocks", vit.pre_norm),
+        ("a norm on the patch embeddings", vit.patch_norm),
+        ("another norm than layer norm", vit.norm != NormKind::Layer),
+        ("blocks of another form", vit.block != BlockKind::PreNorm),
+        ("a gated MLP", vit.gate != Gate::None),
+        ("norms inside attention or the MLP", vit.attention_norm || vit.mlp_norm),
+        ("projections without biases", !vit.projection_bias),
         ("a hidden layer in the head", vit.pre_logits.is_some()),
         ("no class token", !vit.class_token),
         ("the mean of two tokens without their heads", vit.distillation_head && vit.classes == 0),
@@ -181,6 +188,7 @@ fn expressed(config: &Config) -> Result<Value, String> {
         Activation::Silu => "silu",
         Activation::Tanh => "tanh",
         Activation::Sigmoid => "sigmoid",
+        Activation::QuickGelu => "quick_gelu",
     };
     let (kind, class) = match (vit.distillation_token, vit.distillation_head, vit.classes) {
         (false, _, 0) => ("vit", "ViTModel"),

@@ -60,6 +60,11 @@ pub trait Configured: NetworkObject {
         self.equals(&**other)
     }
 
+    /// Differences in what the model computes that timm builds instead of this one, one line each.
+    fn differences(&self, _built: &Architecture) -> Vec<String> {
+        Vec::new()
+    }
+
     /// The classes that make models of this architecture: name, the model made without arguments, and how the class's
     /// published weights take images.
     fn classes() -> Vec<(&'static str, Self, Preprocess)>

@@ -2,10 +2,10 @@
 
 use vit_graph::Tensor;
 
-use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, variants};
+use super::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, variants};
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::Config;
-use crate::layers::{Building, Forward, refuses_patches};
+use crate::layers::{Building, Forward, Gate, refuses_patches};
 use crate::network_fields;
 use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
@@ -58,6 +58,9 @@ impl Network for Vit {
         }
         if self.distillation_token && !self.class_token {
             return Some("a distillation token needs a class token".into());
+        }
+        if let Some(what) = self.block_contradiction() {
+            return Some(what);
         }
         let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction());
         backbone.or_else(|| positions::contradiction(self))
@@ -141,19 +144,38 @@ impl Network for Vit {
             Positions::SinCos => "sines and cosines",
             Positions::Relative => "relative, a bias on attention",
         };
+        let pooled = if self.pool_prefix { "all tokens" } else { "the patch tokens" };
         let pooling = match self.pooling {
-            Pooling::Token => "the class token",
-            Pooling::Mean => "the mean of the patch tokens",
-            Pooling::Map => "attention pooling",
+            Pooling::Token => "the class token".into(),
+            Pooling::Mean => format!("the mean of {pooled}"),
+            Pooling::Max => format!("the maximum of {pooled}"),
+            Pooling::MeanMax => format!("the mean of mean and maximum of {pooled}"),
+            Pooling::Map => format!("attention pooling of {pooled}"),
+            Pooling::Refined if self.class_token => "the class token, after attention without parameters".into(),
+            Pooling::Refined => "the mean of all tokens, after attention without parameters".into(),
+            Pooling::None => "every token by itself".into(),
         };
         vec![
             ("Tokens", format!("{rows} x {columns} = {} patches of {high} x {wide} {of}; {others}", rows * columns)),
             (
                 "Encoder",
-                format!("{} blocks, width {}, {} heads, MLP {}", self.depth, self.dim, self.heads, self.mlp_dim),
+                format!(
+                    "{} blocks{}, width {}, {} heads, {} {}",
+                    self.depth,
+                    match self.block {
+                        BlockKind::PreNorm => String::new(),
+                        BlockKind::PostNorm => " with norms after the branches".into(),
+                        BlockKind::Parallel => " of attention and MLP side by side".into(),
+                        BlockKind::Branches(branches) => format!(" of {branches} attentions and {branches} MLPs"),
+                    },
+                    self.dim,
+                    self.heads,
+                    if self.gate == Gate::None { "MLP" } else { "gated MLP" },
+                    self.mlp_dim
+                ),
             ),
             ("Positions", positions.into()),
-            ("Answers from", pooling.into()),
+            ("Answers from", pooling),
         ]
     }
 
@@ -167,5 +189,21 @@ impl Network for Vit {
 
     fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         guess::guess(weights, scheme)
+    }
+}
+
+impl Vit {
+    /// Why no block can be built with these options.
+    fn block_contradiction(&self) -> Option<String> {
+        let gated = self.gate != Gate::None || self.mlp_norm;
+        match self.block {
+            BlockKind::Parallel if gated || self.attention_norm => Some(
+                "a block with attention and MLP side by side has neither a gate nor norms inside its branches".into(),
+            ),
+            BlockKind::Branches(branches) if !(1..=64).contains(&branches) => {
+                Some(format!("the number of branches of a block is {branches}, it must be from 1 to 64"))
+            }
+            _ => None,
+        }
     }
 }

@@ -3,10 +3,11 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
-use super::{FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
+use super::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
 use crate::config::{Arguments, Configured, TimmForm};
+use crate::layers::{Gate, NormKind};
 use crate::resnetv2::ResNetV2;
 use vit_preprocess::Preprocess;
 
@@ -34,7 +35,8 @@ impl Configured for Vit {
             (None, true) => DISTILLED,
             (None, false) => CLASS,
         };
-        let mut args = arguments(self);
+        let mut args = arguments(self, self);
+        args.extend(classes_of_layers(self));
         args.insert("num_classes".into(), json!(self.classes));
         args.insert("in_chans".into(), json!(self.channels));
         if let Some(backbone) = &self.backbone {
@@ -44,7 +46,18 @@ impl Configured for Vit {
     }
 
     fn configure(&mut self, args: &Arguments) -> Result<(), String> {
-        let old_ratio = self.mlp_dim as f64 / self.dim as f64;
+        let old_ratio = mlp_ratio(self);
+        self.gate = gate(args)?.unwrap_or(self.gate);
+        self.block = block(args)?.unwrap_or(self.block);
+        if let Some((kind, epsilon)) = norm(args, "norm_layer")? {
+            (self.norm, self.norm_epsilon) = (kind, epsilon);
+        }
+        if let Some(found) = norm(args, "embed_norm_layer")? {
+            if found != (self.norm, self.norm_epsilon) {
+                return Err("timm's option `embed_norm_layer` should be the same as `norm_layer`".into());
+            }
+            self.patch_norm = true;
+        }
         self.image_size = args.pair("img_size")?.unwrap_or(self.image_size);
         self.patch_size = args.pair("patch_size")?.unwrap_or(self.patch_size);
         self.channels = args.count("in_chans")?.unwrap_or(self.channels);
@@ -52,9 +65,13 @@ impl Configured for Vit {
         self.dim = args.count("embed_dim")?.unwrap_or(self.dim);
         self.depth = args.count("depth")?.unwrap_or(self.depth);
         self.heads = args.count("num_heads")?.unwrap_or(self.heads);
-        self.mlp_dim = (self.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+        let hidden = (self.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+        self.mlp_dim = if self.gate == Gate::Packed { hidden / 2 } else { hidden };
         self.qkv_bias = args.flag("qkv_bias")?.unwrap_or(self.qkv_bias);
         self.qk_norm = args.flag("qk_norm")?.unwrap_or(self.qk_norm);
+        self.attention_norm = args.flag("scale_attn_norm")?.unwrap_or(self.attention_norm);
+        self.mlp_norm = args.flag("scale_mlp_norm")?.unwrap_or(self.mlp_norm);
+        self.projection_bias = args.flag("proj_bias")?.unwrap_or(self.projection_bias);
         self.class_token = args.flag("class_token")?.unwrap_or(self.class_token);
         self.registers = args.count("reg_tokens")?.unwrap_or(self.registers);
         self.pre_norm = args.flag("pre_norm")?.unwrap_or(self.pre_norm);
@@ -71,22 +88,22 @@ impl Configured for Vit {
         }
         let found_pooling = self.pooling;
         let pooling = args.text("global_pool")?;
-        match pooling {
-            Some("token") => self.pooling = Pooling::Token,
-            Some("avg") => self.pooling = Pooling::Mean,
-            Some("map") => self.pooling = Pooling::Map,
-            Some(other) => {
-                return Err(format!("timm's option `global_pool` should be token, avg or map, not `{other}`"));
-            }
-            None => {}
+        if let Some(name) = pooling {
+            let Some((_, found)) = POOLING.iter().find(|(known, _)| *known == name) else {
+                let known: Vec<&str> = POOLING.iter().map(|(known, _)| *known).collect();
+                return Err(format!("timm's option `global_pool` should be one of {}, not `{name}`", known.join(", ")));
+            };
+            self.pooling = *found;
         }
+        self.pool_prefix = args.flag("pool_include_prefix")?.unwrap_or(self.pool_prefix);
         // In timm, a named model that pools by the mean after its norm sets `fc_norm` to false itself.
-        let fixed = (found_pooling == Pooling::Mean && self.final_norm == FinalNorm::BeforePooling).then_some(false);
+        let fixed = (over_patches(found_pooling) && self.final_norm == FinalNorm::BeforePooling).then_some(false);
         let fc_norm = args.flag("fc_norm")?.or(fixed);
         let final_norm = args.flag("final_norm")?.unwrap_or(self.final_norm != FinalNorm::Absent);
         self.final_norm = match (final_norm, fc_norm, pooling) {
             (false, ..) => FinalNorm::Absent,
-            (_, Some(true), _) | (_, None, Some("avg")) => FinalNorm::AfterPooling,
+            (_, Some(true), _) => FinalNorm::AfterPooling,
+            (_, None, Some(_)) if over_patches(self.pooling) => FinalNorm::AfterPooling,
             (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
             (_, None, None) => self.final_norm,
         };
@@ -94,14 +111,6 @@ impl Configured for Vit {
         self.dropout = rates.into_iter().flatten().fold(self.dropout, f32::max);
         self.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(self.attention_dropout);
         self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
-        for name in ["pool_include_prefix", "scale_attn_norm", "scale_mlp_norm"] {
-            if args.flag(name)? == Some(true) {
-                return Err(format!("timm's option `{name}` cannot be used here yet"));
-            }
-        }
-        if args.flag("proj_bias")? == Some(false) {
-            return Err("timm's option `proj_bias: false` cannot be used here yet".into());
-        }
         if let Some(backbone) = args.object("backbone")? {
             let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
             stages.configure(&Arguments::new("timm", backbone))?;
@@ -129,19 +138,23 @@ impl Configured for Vit {
     }
 
     fn timm(&self) -> TimmForm {
-        let usual = Vit::default().norm_epsilon;
-        let difference = format!(
-            "timm computes with an epsilon of {usual:e} in its layer norms instead of {:e}; its outputs differ a little",
-            self.norm_epsilon
-        );
         TimmForm {
-            beside_name: arguments(self),
-            base: base(self).map(|name| (name, arguments(self))),
+            beside_name: arguments(self, self),
+            base: base(self).map(|(name, base)| (name, arguments(self, &base))),
             fixed_image_size: true,
             keys: object(json!({ "num_features": self.dim, "global_pool": pooling(self) })),
             extra: extra(self),
-            differences: if self.norm_epsilon == usual { Vec::new() } else { vec![difference] },
         }
+    }
+
+    fn differences(&self, built: &Architecture) -> Vec<String> {
+        let Some(built) = built.downcast_ref::<Vit>().filter(|built| built.norm_epsilon != self.norm_epsilon) else {
+            return Vec::new();
+        };
+        vec![format!(
+            "timm computes with an epsilon of {:e} in its norms instead of {:e}; its outputs differ a little",
+            built.norm_epsilon, self.norm_epsilon
+        )]
     }
 
     /// Rates of dropout belong to a training run here, and the epsilon is not among timm's arguments.
@@ -161,8 +174,9 @@ impl Configured for Vit {
     }
 }
 
-/// The arguments of `create_model` without name, channels and classes.
-fn arguments(vit: &Vit) -> Map<String, Value> {
+/// The arguments of `create_model` without name, channels and classes, that turn a named model with the layers of `base`
+/// into this one.
+fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
     let mut args = Map::new();
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
     set("img_size", json!(vit.image_size));
@@ -177,25 +191,29 @@ fn arguments(vit: &Vit) -> Map<String, Value> {
         set("global_pool", json!(pooling(vit)));
         set("fc_norm", json!(vit.final_norm == FinalNorm::AfterPooling));
     }
-    for (name, on) in [
-        ("qk_norm", vit.qk_norm),
-        ("pre_norm", vit.pre_norm),
-        ("no_embed_class", vit.positions_on == PositionsOn::Patches),
-    ] {
-        if on {
-            set(name, json!(true));
+    let flags: [(&str, fn(&Vit) -> bool); 8] = [
+        ("qk_norm", |vit| vit.qk_norm),
+        ("scale_attn_norm", |vit| vit.attention_norm),
+        ("scale_mlp_norm", |vit| vit.mlp_norm),
+        ("proj_bias", |vit| vit.projection_bias),
+        ("pre_norm", |vit| vit.pre_norm),
+        ("no_embed_class", |vit| vit.positions_on == PositionsOn::Patches),
+        ("pool_include_prefix", |vit| vit.pool_prefix),
+        ("final_norm", |vit| vit.final_norm != FinalNorm::Absent),
+    ];
+    let usual = Vit::default();
+    for (name, flag) in flags {
+        if flag(vit) != flag(&usual) || flag(vit) != flag(base) {
+            set(name, json!(flag(vit)));
         }
     }
-    if vit.final_norm == FinalNorm::Absent {
-        set("final_norm", json!(false));
-    }
-    if vit.registers > 0 {
+    if vit.registers > 0 || base.registers > 0 {
         set("reg_tokens", json!(vit.registers));
     }
     if let Some(initial) = vit.layer_scale {
         set("init_values", json!(f64::from(initial)));
     }
-    if vit.activation != Activation::Gelu {
+    if vit.activation != Activation::Gelu || base.activation != Activation::Gelu {
         set("act_layer", json!(vit.activation.name()));
     }
     if vit.positions == Positions::None {
@@ -204,14 +222,89 @@ fn arguments(vit: &Vit) -> Map<String, Value> {
     args
 }
 
-/// The MLP's ratio, rounded so that the width is the same again after the product is rounded down.
+/// The MLP's ratio, rounded so that the width is the same again after the product is rounded down. timm counts both halves
+/// of a packed gate.
 fn mlp_ratio(vit: &Vit) -> f64 {
-    let ratio = vit.mlp_dim as f64 / vit.dim as f64;
-    if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }
+    let hidden = if vit.gate == Gate::Packed { 2 * vit.mlp_dim } else { vit.mlp_dim };
+    let ratio = hidden as f64 / vit.dim as f64;
+    if (vit.dim as f64 * ratio) as usize == hidden { ratio } else { ratio.next_up() }
 }
 
-/// The name of the model that timm changes into this one, or why it cannot.
-fn base(vit: &Vit) -> Result<String, String> {
+/// Arguments that are classes: as JSON they are understood here, not by timm.
+fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
+    let mut args = Map::new();
+    let mut set = |name: &str, value: Value| args.insert(name.into(), value);
+    let class = if vit.norm == NormKind::Rms { "RmsNorm" } else { "LayerNorm" };
+    let norm = json!({ class: { "eps": short(vit.norm_epsilon) } });
+    if vit.patch_norm {
+        set("embed_norm_layer", norm.clone());
+    }
+    if vit.patch_norm || vit.norm == NormKind::Rms {
+        set("norm_layer", norm);
+    }
+    match vit.gate {
+        Gate::None => {}
+        Gate::Packed => drop(set("mlp_layer", json!("SwiGLUPacked"))),
+        Gate::Separate => drop(set("mlp_layer", json!("SwiGLU"))),
+    }
+    match vit.block {
+        BlockKind::PreNorm => {}
+        BlockKind::PostNorm => drop(set("block_fn", json!("ResPostBlock"))),
+        BlockKind::Parallel => drop(set("block_fn", json!("ParallelScalingBlock"))),
+        BlockKind::Branches(branches) => {
+            set("block_fn", json!({ "ParallelThingsBlock": { "num_parallel": branches } }));
+        }
+    }
+    args
+}
+
+/// A norm by timm's class or short name.
+fn norm(args: &Arguments, name: &str) -> Result<Option<(NormKind, f32)>, String> {
+    let Some((class, bound)) = args.class(name)? else { return Ok(None) };
+    let kind = match class.to_ascii_lowercase().as_str() {
+        "layernorm" => NormKind::Layer,
+        "rmsnorm" => NormKind::Rms,
+        _ => return Err(format!("timm's option `{name}` should be LayerNorm or RmsNorm, not `{class}`")),
+    };
+    let epsilon = bound.number("eps")?.unwrap_or(1e-6) as f32;
+    bound.finish(&[])?;
+    Ok(Some((kind, epsilon)))
+}
+
+fn gate(args: &Arguments) -> Result<Option<Gate>, String> {
+    let Some((class, bound)) = args.class("mlp_layer")? else { return Ok(None) };
+    let gate = match class {
+        "Mlp" => Gate::None,
+        "SwiGLUPacked" => Gate::Packed,
+        "SwiGLU" => Gate::Separate,
+        // The first half is the gate, as in SwiGLUPacked.
+        "GluMlp" if bound.flag("gate_last")? == Some(false) => Gate::Packed,
+        other => return Err(format!("timm's option `mlp_layer` should be Mlp, SwiGLU or SwiGLUPacked, not `{other}`")),
+    };
+    bound.finish(&["act_layer"])?;
+    Ok(Some(gate))
+}
+
+fn block(args: &Arguments) -> Result<Option<BlockKind>, String> {
+    let Some((class, bound)) = args.class("block_fn")? else { return Ok(None) };
+    let block = match class {
+        "Block" => BlockKind::PreNorm,
+        "ResPostBlock" => BlockKind::PostNorm,
+        "ParallelScalingBlock" => BlockKind::Parallel,
+        "ParallelThingsBlock" => BlockKind::Branches(bound.count("num_parallel")?.unwrap_or(2)),
+        other => {
+            return Err(format!(
+                "timm's option `block_fn` should be Block, ResPostBlock, ParallelScalingBlock or ParallelThingsBlock, not \
+                 `{other}`"
+            ));
+        }
+    };
+    bound.finish(&[])?;
+    Ok(Some(block))
+}
+
+/// The model that timm changes into this one, by name, or why it cannot.
+fn base(vit: &Vit) -> Result<(String, Vit), String> {
     let positions = match vit.positions {
         Positions::None | Positions::Learned => None,
         Positions::Learned2d => Some("positions that are learned for rows and columns"),
@@ -228,10 +321,28 @@ fn base(vit: &Vit) -> Result<String, String> {
         return Err(format!("timm's VisionTransformer has no option for {what}"));
     }
     match (&vit.backbone, vit.distillation_head) {
-        (None, false) => Ok("vit_base_patch16_224".into()),
-        (None, true) => Ok("deit_base_distilled_patch16_224".into()),
-        (Some(_), _) => hybrid(vit).ok_or_else(|| "timm has no such convolutional stages before the encoder".into()),
+        (None, false) => with_layers_of(vit).ok_or_else(|| "timm has no named model with such layers".into()),
+        (None, true) => Ok(("deit_base_distilled_patch16_224".into(), Vit::default())),
+        (Some(_), _) => hybrid(vit)
+            .map(|name| (name, Vit::default()))
+            .ok_or_else(|| "timm has no such convolutional stages before the encoder".into()),
     }
+}
+
+/// A published model whose layers are of the same classes, which are not among the arguments that timm reads from a file;
+/// one with the same epsilon if there is one.
+fn with_layers_of(vit: &Vit) -> Option<(String, Vit)> {
+    let layers = |vit: &Vit| (vit.block, vit.gate, vit.norm, vit.patch_norm);
+    let usual = ("vit_base_patch16_224".to_string(), Vit::default());
+    let published = variants::variants().into_iter().filter_map(|v| {
+        let found: &Vit = v.architecture.downcast_ref()?;
+        (found.backbone.is_none() && !found.distillation_head).then(|| (v.name.clone(), found.clone()))
+    });
+    let mut suitable: Vec<_> =
+        std::iter::once(usual).chain(published).filter(|(_, found)| layers(found) == layers(vit)).collect();
+    // Stable, so that the first with the same epsilon comes first.
+    suitable.sort_by_key(|(_, found)| found.norm_epsilon != vit.norm_epsilon);
+    suitable.into_iter().next()
 }
 
 /// A published hybrid with the same stages.
@@ -240,13 +351,24 @@ fn hybrid(vit: &Vit) -> Option<String> {
     variants::variants().into_iter().find(|v| v.architecture.downcast_ref().is_some_and(stages)).map(|v| v.name)
 }
 
-/// timm's name of a way to pool.
+/// timm's names of pooling.
+const POOLING: [(&str, Pooling); 7] = [
+    ("token", Pooling::Token),
+    ("avg", Pooling::Mean),
+    ("max", Pooling::Max),
+    ("avgmax", Pooling::MeanMax),
+    ("map", Pooling::Map),
+    ("prr", Pooling::Refined),
+    ("", Pooling::None),
+];
+
 fn pooling(vit: &Vit) -> &'static str {
-    match vit.pooling {
-        Pooling::Token => "token",
-        Pooling::Mean => "avg",
-        Pooling::Map => "map",
-    }
+    POOLING.iter().find(|(_, pooling)| *pooling == vit.pooling).map_or("", |(name, _)| name)
+}
+
+/// Whether timm moves the norm after this pooling unless `fc_norm` says otherwise.
+fn over_patches(pooling: Pooling) -> bool {
+    matches!(pooling, Pooling::Mean | Pooling::Max | Pooling::MeanMax)
 }
 
 /// Settings that timm's arguments cannot express.
