@@ -178,6 +178,11 @@ impl Vit {
     pub fn prefix_tokens(&self) -> usize {
         usize::from(self.class_token) + usize::from(self.distillation_token) + self.registers
     }
+
+    /// The first tokens, which pooling over the others leaves out.
+    pub fn unpooled_tokens(&self) -> usize {
+        if self.pool_prefix { 0 } else { self.prefix_tokens() }
+    }
 }
 
 impl Forward<'_, Vit> {

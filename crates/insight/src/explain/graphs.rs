@@ -29,22 +29,27 @@ pub(super) fn flow(layer: usize) -> String {
 pub(super) enum InitialRelevance {
     /// The same for every image.
     Fixed(Vec<f32>),
-    /// The weights of attention pooling, read from an output; `prefix` tokens precede the patches.
+    /// The weights of attention pooling, read from an output; `prefix` tokens precede those that are pooled.
     Pooled { prefix: usize },
-    /// The contribution of each final token to a class's logit; `prefix` tokens precede the patches.
+    /// The contribution of each final token to a class's logit; `prefix` tokens precede those that are pooled.
     Contributed { prefix: usize },
 }
 
 impl InitialRelevance {
     fn of(vit: &Vit) -> InitialRelevance {
         let [rows, columns] = vit.grid();
-        let (prefix, patches) = (vit.prefix_tokens(), rows * columns);
-        let mut start = vec![0.0; prefix + patches];
+        let prefix = vit.unpooled_tokens();
+        let mut start = vec![0.0; vit.prefix_tokens() + rows * columns];
+        let pooled = start.len() - prefix;
         match vit.pooling {
             Pooling::Map => return InitialRelevance::Pooled { prefix },
             Pooling::Token if vit.distillation_head => start[..2].fill(0.5),
             Pooling::Token => start[0] = 1.0,
-            Pooling::Mean => start[prefix..].fill(1.0 / patches as f32),
+            // A maximum takes each channel from another token; attention without parameters is not followed back.
+            Pooling::Refined if vit.class_token => start[0] = 1.0,
+            Pooling::Mean | Pooling::Max | Pooling::MeanMax | Pooling::Refined | Pooling::None => {
+                start[prefix..].fill(1.0 / pooled as f32);
+            }
         }
         InitialRelevance::Fixed(start)
     }
@@ -55,10 +60,10 @@ impl InitialRelevance {
             InitialRelevance::Fixed(start) => Ok(vec![start.clone(); runner.batch()]),
             InitialRelevance::Contributed { prefix } => contributions::read(runner, *prefix),
             InitialRelevance::Pooled { prefix } => {
-                let [rows, columns] = architecture.tokens().map_or([0, 0], |tokens| tokens.grid);
+                let tokens = architecture.tokens().map_or(0, |tokens| tokens.prefix + tokens.grid[0] * tokens.grid[1]);
                 let pooled = runner.read(POOL)?;
                 let whole = |part: &[f32]| [vec![0.0; *prefix], part.to_vec()].concat();
-                Ok(pooled.chunks((rows * columns).max(1)).map(whole).collect())
+                Ok(pooled.chunks(tokens.saturating_sub(*prefix).max(1)).map(whole).collect())
             }
         }
     }
@@ -168,7 +173,7 @@ fn attention_evidence(
     let start = match last {
         Some(last) => {
             last.request(graph, gradients.split_off(weights.len())[0])?;
-            InitialRelevance::Contributed { prefix: vit.prefix_tokens() }
+            InitialRelevance::Contributed { prefix: vit.unpooled_tokens() }
         }
         None => InitialRelevance::of(vit),
     };

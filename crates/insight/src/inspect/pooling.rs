@@ -38,7 +38,7 @@ pub(super) fn impossible(architecture: &Architecture) -> String {
     let why = match architecture.downcast_ref::<Vit>() {
         Some(vit) if !vit.class_token => "this model has no class token",
         Some(vit) if vit.classes == 0 => "this model has no classification head",
-        Some(vit) if vit.pooling == Pooling::Map => "this model pools by attention",
+        Some(vit) if !matches!(vit.pooling, Pooling::Token | Pooling::Mean) => "this model pools in another way",
         Some(vit) if vit.distillation_head => "this model has two heads, on the class and distillation tokens",
         Some(_) => "this model's last norm belongs to one kind of pooling",
         _ => "this model is not made of tokens",
@@ -57,7 +57,7 @@ impl PoolingComparison {
         let Some(vit) = config.architecture.downcast_ref::<Vit>() else { return Ok(None) };
         let both = vit.class_token
             && vit.classes > 0
-            && vit.pooling != Pooling::Map
+            && matches!(vit.pooling, Pooling::Token | Pooling::Mean)
             && !vit.distillation_head
             && vit.final_norm == FinalNorm::BeforePooling;
         if !both {

@@ -49,7 +49,7 @@ impl Forward<'_, Vit> {
     }
 
     fn pool(&self, x: &Tensor) -> Tensor {
-        let prefix = if self.net.pool_prefix { 0 } else { self.net.prefix_tokens() };
+        let prefix = self.net.unpooled_tokens();
         let patches = || if prefix == 0 { x.clone() } else { x.slice(1, prefix, x.extent(1) - prefix) };
         match self.net.pooling {
             Pooling::Token => token(x, 0),
