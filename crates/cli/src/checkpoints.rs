@@ -108,7 +108,8 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
 
 /// Fails if there is no such model, or if the name is that of an architecture without weights.
 pub fn exists(path: &Path) -> anyhow::Result<()> {
-    if path.exists() || builtin::is_meant(path) {
+    // A model in remote storage is looked for when it is opened.
+    if path.exists() || builtin::is_meant(path) || vit_storage::is_url(path) {
         return Ok(());
     }
     let name = path.to_string_lossy();

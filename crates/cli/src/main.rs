@@ -19,6 +19,7 @@ mod memory;
 mod models;
 mod patches;
 mod recipes;
+mod remote;
 mod serve;
 mod shell;
 mod study;
@@ -48,6 +49,8 @@ was used wrongly, 130 or 143 if Ctrl-C or SIGTERM stopped a run, after saving.")
 struct Cli {
     #[command(subcommand)]
     command: Command,
+    #[command(flatten)]
+    remote: remote::RemoteArguments,
 }
 
 #[derive(Subcommand)]
@@ -100,7 +103,25 @@ fn main() -> ExitCode {
     let matches = command.get_matches_mut();
     hints::set_command(&command, &matches);
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
-    let outcome = match cli.command {
+    let outcome = cli.remote.apply().and_then(|()| run(cli.command));
+    match outcome {
+        Ok(Outcome::Fine) => ExitCode::SUCCESS,
+        Ok(Outcome::Failed) => ExitCode::from(1),
+        Ok(Outcome::Interrupted(status)) => ExitCode::from(status),
+        // The reader of our output may close it early, as `head` does.
+        Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            // Errors about files name them, so a bare system error is about standard output.
+            let alone = error.chain().len() == 1 && error.is::<std::io::Error>();
+            let error = if alone { error.context("standard output") } else { error };
+            terminal::error(hints::describe(&error));
+            ExitCode::from(1)
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<Outcome> {
+    match command {
         Command::Models(arguments) => models::run(arguments),
         Command::Info(arguments) => info::run(arguments),
         Command::Classify(arguments) => classify::run(arguments),
@@ -120,20 +141,6 @@ fn main() -> ExitCode {
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Devices(arguments) => devices::run(arguments),
-    };
-    match outcome {
-        Ok(Outcome::Fine) => ExitCode::SUCCESS,
-        Ok(Outcome::Failed) => ExitCode::from(1),
-        Ok(Outcome::Interrupted(status)) => ExitCode::from(status),
-        // The reader of our output may close it early, as `head` does.
-        Err(error) if broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Errors about files name them, so a bare system error is about standard output.
-            let alone = error.chain().len() == 1 && error.is::<std::io::Error>();
-            let error = if alone { error.context("standard output") } else { error };
-            terminal::error(hints::describe(&error));
-            ExitCode::from(1)
-        }
     }
 }
 

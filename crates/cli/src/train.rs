@@ -158,13 +158,13 @@ pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
 
 /// A model's absolute path; the built-in model has none.
 fn absolute(model: &Path) -> std::io::Result<PathBuf> {
-    if builtin::is_meant(model) { Ok(model.into()) } else { std::path::absolute(model) }
+    if builtin::is_meant(model) { Ok(model.into()) } else { vit_storage::absolute(model) }
 }
 
 /// The value of `--validation`, with a path made absolute.
 pub fn absolute_validation(given: &Path) -> std::io::Result<PathBuf> {
     match Validation::from_argument(given) {
-        Validation::Path(path) => std::path::absolute(path),
+        Validation::Path(path) => vit_storage::absolute(&path),
         _ => Ok(given.into()),
     }
 }
@@ -219,7 +219,7 @@ impl TrainingArguments {
         self.reporting.apply();
         let settings = RunSettings {
             model,
-            data: std::path::absolute(&self.data)?,
+            data: vit_storage::absolute(&self.data)?,
             validation: self.validation.as_deref().map(absolute_validation).transpose()?,
             validation_fraction: self.validation_fraction,
             fraction: self.fraction,

@@ -144,6 +144,12 @@ pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+    if vit_storage::is_url(path) {
+        return match vit_storage::size(path)? > MAX_FILE_BYTES {
+            true => Err(ImageError::FileTooLarge),
+            false => Ok(vit_storage::read(path)?),
+        };
+    }
     let mut file = regular_file::open(path)?;
     let expected = file.metadata()?.len();
     let mut bytes = Vec::new();

@@ -1,12 +1,14 @@
 //! Lists image files from command-line arguments: files, folders and glob patterns, in natural order (`img2` before
 //! `img10`). No file is opened here.
 
+use crate::objects;
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+use vit_storage::{PathKind, is_url};
 use vit_system::regular_file;
 
 /// An error of listing image files.
@@ -87,6 +89,13 @@ pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Ve
     let mut found = ImageList::default();
     for argument in arguments {
         let path = Path::new(argument.as_ref());
+        if is_url(path) {
+            match objects_of(path, recursive) {
+                Ok(objects) => found.paths.extend(objects.into_iter().map(Ok)),
+                Err(error) => found.paths.push(Err(error)),
+            }
+            continue;
+        }
         let added = match fs::metadata(path) {
             Ok(meta) if meta.is_dir() => found.add_folder(path, recursive),
             Ok(_) => {
@@ -103,8 +112,27 @@ pub fn find_images_each<A: AsRef<OsStr>>(arguments: &[A], recursive: bool) -> Ve
     found.paths
 }
 
+/// The images that a URL names.
+fn objects_of(url: &Path, recursive: bool) -> Result<Vec<PathBuf>, FilesError> {
+    if is_pattern(url) {
+        return objects::matching(&url.to_string_lossy());
+    }
+    let failed = |error| FilesError::Io { path: url.to_owned(), error };
+    if vit_storage::kind(url).map_err(failed)? == PathKind::File {
+        return Ok(vec![url.to_owned()]);
+    }
+    let names = objects::names_below(url).map_err(failed)?;
+    let is_listed = |name: &&String| (recursive || !name.contains('/')) && has_image_extension(Path::new(name));
+    let images: Vec<PathBuf> = names.iter().filter(is_listed).map(|name| url.join(name)).collect();
+    match images.is_empty() {
+        true => Err(FilesError::NoImages { path: url.to_owned() }),
+        false => Ok(images),
+    }
+}
+
 pub(crate) fn is_pattern(path: &Path) -> bool {
-    path.to_str().is_some_and(|text| text.contains(['*', '?', '[']))
+    let has_range = |text: &str| is_url(path) && text.contains('{');
+    path.to_str().is_some_and(|text| text.contains(['*', '?', '[']) || has_range(text))
 }
 
 #[derive(Default)]

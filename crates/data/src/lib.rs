@@ -23,6 +23,7 @@ pub mod files;
 pub mod image;
 pub mod loader;
 pub mod mix;
+mod objects;
 pub mod pipeline;
 pub mod preprocess;
 pub mod resize;

@@ -29,6 +29,9 @@ pub trait Samples: Send + Sync {
     /// The name of a sample for messages: its path, or its archive and its name in it.
     fn name(&self, index: usize) -> String;
 
+    /// Announces samples that will be read soon, in this order. Datasets in remote storage request them ahead.
+    fn announce(&self, _indices: &[usize]) {}
+
     /// Reads and decodes a sample. Threads may call it concurrently.
     fn image(&self, index: usize) -> Result<Image, ImageError>;
 }

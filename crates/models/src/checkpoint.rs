@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
+use vit_storage::LocalCopy;
 use vit_system::{atomic_file, hash, regular_file};
 
 use crate::adapt::{Leniency, adapt};
@@ -15,7 +16,7 @@ use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::guess::guess;
 use crate::labels;
-use crate::run::model_of;
+use crate::run::{files_of_model, model_of};
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Weights, names};
 
@@ -86,6 +87,9 @@ impl Checkpoint {
         if builtin::is_meant(path) {
             return builtin::open();
         }
+        if vit_storage::is_url(path) {
+            return Checkpoint::download(path, options);
+        }
         let path = &*model_of(path);
         let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
         let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
@@ -114,6 +118,18 @@ impl Checkpoint {
             report.push("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into());
         }
         Ok(Checkpoint { config, weights, scheme, source, report })
+    }
+
+    /// Opens a copy of a checkpoint in remote storage.
+    fn download(url: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
+        let copy = LocalCopy::of(url, &files_of_model, &["config.json", "preprocessor_config.json"]);
+        let copy = copy.map_err(|error| ModelError::Io { path: url.into(), error })?;
+        let mut checkpoint = Checkpoint::open(copy.path(), options)?;
+        checkpoint.source = match checkpoint.source.strip_prefix(copy.path()) {
+            Ok(inside) if inside != Path::new("") => url.join(inside),
+            _ => url.into(),
+        };
+        Ok(checkpoint)
     }
 
     /// Changes the model and adapts the weights, with a line in the report for every change. On an error nothing changes.

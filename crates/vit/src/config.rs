@@ -13,7 +13,7 @@ use crate::Error;
 /// of the named variant.
 pub fn config_of(model: &str) -> Result<Config, Error> {
     let path = model_of(Path::new(model));
-    if path.exists() || builtin::is_meant(&path) {
+    if path.exists() || builtin::is_meant(&path) || vit_storage::is_url(&path) {
         // Weights are read only where the folder has no configuration.
         let described = if path.is_dir() { read_config(&path)? } else { None };
         return match described {

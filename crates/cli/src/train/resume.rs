@@ -25,7 +25,7 @@ The run continues from its last checkpoint, on the device on which it began, and
 ends with the same weights, bit for bit, as if it had never been interrupted. If
 images were added, removed, replaced or relabelled since, it says so and stops.")]
 pub struct ResumeArguments {
-    /// The run's folder
+    /// The run's folder or URL
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Continue although the data changed, with the split kept: held-out images
@@ -50,7 +50,7 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     if run.last().is_empty() {
         bail!(
             "{}: this run was stopped before its first checkpoint; begin it again with `vit train` and --overwrite",
-            run.path().display()
+            run.place().display()
         );
     }
     let opened = run.last().open()?;
@@ -58,7 +58,7 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
     let snapshot = opened.snapshot;
     let changed = if accept_changed_data { ChangedData::Accept } else { ChangedData::Refuse };
     let mut setup = {
-        let _busy = terminal::busy(format!("opening the data of {}", run.path().display()));
+        let _busy = terminal::busy(format!("opening the data of {}", run.place().display()));
         Setup::resume(&run, snapshot.config.clone(), changed)?
     };
     setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
@@ -72,7 +72,7 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
             false => anyhow!(
                 "{}: the run was begun on {} in {precision}, and that cannot be had here: {error}. Resume it where there \
                  is such a device, or name another with --device",
-                run.path().display(),
+                run.place().display(),
                 launch.device
             ),
         })?;

@@ -30,7 +30,9 @@ impl PlannedRun<'_> {
     pub fn train(&self, setup: &mut Setup, from: Option<Snapshot>) -> anyhow::Result<Outcome> {
         let (device, folder) = (self.planned.device, self.folder);
         terminal::note(format_args!("training on {} in {}", device.description(), setup.settings.precision));
-        folder.write_command(&commands(folder.path(), self.launch)?)?;
+        folder.write_command(&commands(folder.place(), self.launch)?)?;
+        // A bucket that cannot be written to is an error now and not at the first checkpoint.
+        folder.publish()?;
         let interrupt = Interrupt::listen()?;
         let mut view = View::new(self.reporting);
         let finished = train(device, setup, folder, from, &self.machine.options(), &mut view, &interrupt.stop);
@@ -40,7 +42,7 @@ impl PlannedRun<'_> {
             Err(error @ TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. }))
                 if !folder.last().is_empty() =>
             {
-                let resume = resume_command(folder.path());
+                let resume = resume_command(folder.place());
                 Err(error).with_context(|| format!("`{resume}` continues from the last checkpoint"))
             }
             finished => self.summarise(setup, &finished?, &interrupt),
@@ -53,14 +55,14 @@ impl PlannedRun<'_> {
         let (folder, planned) = (self.folder, &self.planned.memory);
         let (peak, disk) = (host::peak(), folder.bytes_on_disk()?);
         self.reporting.event(&json!({
-            "event": "end", "complete": complete, "early": early, "step": position.step, "run": folder.path(),
+            "event": "end", "complete": complete, "early": early, "step": position.step, "run": folder.place(),
             "best": position.best, "seconds": seconds, "waiting": waiting, "peak_memory": peak,
             "planned_memory": planned.host(), "disk": disk,
         }));
         let memory = peak.map_or(String::new(), |peak| memory::compared(peak, planned));
-        let taken = format!("{memory}{} on disk in {}", bytes(disk), folder.path().display());
+        let taken = format!("{memory}{} on disk in {}", bytes(disk), folder.place().display());
         if !complete {
-            let (step, resume) = (position.step, resume_command(folder.path()));
+            let (step, resume) = (position.step, resume_command(folder.place()));
             terminal::note(format_args!("stopped and saved after step {step}; `{resume}` continues"));
             terminal::note(taken);
             return Ok(interrupt.outcome());
@@ -80,9 +82,9 @@ impl PlannedRun<'_> {
                 best.metric,
                 100.0 * best.value,
                 best.step,
-                folder.best().path().display()
+                folder.place_of(&folder.best()).display()
             )),
-            None => terminal::note(format_args!("the model: {}", folder.last().path().display())),
+            None => terminal::note(format_args!("the model: {}", folder.place_of(&folder.last()).display())),
         }
         ensure!(position.step > 0, "the recipe has no steps; check `length`");
         Ok(Outcome::Fine)
@@ -95,7 +97,7 @@ fn resume_command(run: &Path) -> String {
 
 /// The script that is kept with a run: the command that began it, and the one that resumes it.
 fn commands(run: &Path, launch: &Launch) -> anyhow::Result<String> {
-    let resume = resume_command(&std::path::absolute(run)?);
+    let resume = resume_command(&vit_storage::absolute(run)?);
     if launch.command.is_empty() {
         return Ok(resume);
     }

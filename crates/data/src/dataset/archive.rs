@@ -10,10 +10,15 @@ use super::tar::{TarMember, members};
 use super::{DatasetFormat, cifar, folders, webdataset};
 use crate::files::has_image_extension;
 use std::path::Path;
-use vit_system::regular_file;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use vit_storage::{WindowedFile, is_url};
 
 /// With more shards than this, a shard is opened for every read.
 const MAX_OPEN: usize = 128;
+
+/// Shards in remote storage that are listed at the same time.
+const OBJECTS_AT_A_TIME: usize = 16;
 
 /// The members of one shard.
 pub(super) struct Shard {
@@ -40,9 +45,16 @@ pub(super) fn is_image(member: &TarMember) -> bool {
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
     let mut shards = Vec::with_capacity(sources.len());
+    let mut listed = list_objects(sources).into_iter();
     for source in sources {
-        let mut store = open(source, budget)?;
-        let members = members(&store)?;
+        let (mut store, members) = match listed.next().flatten() {
+            Some(listed) => listed?,
+            None => {
+                let store = open(source, budget)?;
+                let members = members(&store)?;
+                (store, members)
+            }
+        };
         if sources.len() > MAX_OPEN {
             store.close();
         }
@@ -79,8 +91,45 @@ pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
     names.into_iter().any(|name| matches!(layout.role(name), PathRole::Sample(..)))
 }
 
+/// The tables of contents of shards in remote storage that are not compressed, several at a time: each is read from
+/// one end to the other.
+fn list_objects(sources: &[SourceFile]) -> Vec<Option<Result<(Store, Vec<TarMember>), DatasetError>>> {
+    if !sources.first().is_some_and(|source| is_url(&source.path)) {
+        return Vec::new();
+    }
+    let next = AtomicUsize::new(0);
+    let slots: Vec<OnceLock<_>> = sources.iter().map(|_| OnceLock::new()).collect();
+    std::thread::scope(|scope| {
+        for _ in 0..OBJECTS_AT_A_TIME.min(sources.len()) {
+            scope.spawn(|| {
+                while let Some((source, slot)) = {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    sources.get(index).zip(slots.get(index))
+                } {
+                    let _ = slot.set(list_object(source));
+                }
+            });
+        }
+    });
+    slots.into_iter().map(|slot| slot.into_inner().flatten()).collect()
+}
+
+fn list_object(source: &SourceFile) -> Option<Result<(Store, Vec<TarMember>), DatasetError>> {
+    let list = || {
+        let mut file = WindowedFile::open(&source.path).map_err(DatasetError::io(&source.path))?;
+        let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;
+        if Compression::of(&start) != Compression::Plain {
+            return Ok(None);
+        }
+        let store = Store::plain(&source.path, &source.key)?;
+        let members = members(&store)?;
+        Ok(Some((store, members)))
+    };
+    list().transpose()
+}
+
 fn open(source: &SourceFile, budget: &mut Budget) -> Result<Store, DatasetError> {
-    let mut file = regular_file::open(&source.path).map_err(DatasetError::io(&source.path))?;
+    let mut file = WindowedFile::open(&source.path).map_err(DatasetError::io(&source.path))?;
     let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;
     match Compression::of(&start) {
         Compression::Plain => Store::plain(&source.path, &source.key),

@@ -70,8 +70,8 @@ pub(super) fn is_batch_name(path: &Path) -> bool {
 /// Whether a file has one of the authors' names and a matching size.
 pub(super) fn is_batch(path: &Path) -> bool {
     let fits = |(variant, _): (CifarVariant, _)| {
-        path.metadata()
-            .is_ok_and(|meta| meta.len() > 0 && meta.len().is_multiple_of(variant.label_bytes() + PIXEL_BYTES))
+        vit_storage::size(path)
+            .is_ok_and(|bytes| bytes > 0 && bytes.is_multiple_of(variant.label_bytes() + PIXEL_BYTES))
     };
     role(path).is_some_and(fits)
 }
@@ -89,7 +89,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> 
         let split = if sources.len() == 1 { source.split } else { Some(split) };
         batches.add(&mut listing, variant, CifarBatch { store, offset: 0, length, split, name: "" })?;
         let names = source.path.with_file_name(variant.names_file());
-        if listing.class_names.is_none() && names.is_file() {
+        if listing.class_names.is_none() && vit_storage::is_file(&names) {
             listing.class_names = Some(names_in(&read_small(&names, MAX_NAMES_BYTES)?));
         }
     }

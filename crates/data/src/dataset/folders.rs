@@ -5,6 +5,7 @@ use super::layout::{FolderLayout, PathRole};
 use super::listing::{ImagePlace, LabelText, Listing, slashed};
 use super::{DatasetFormat, split::Split};
 use crate::files::{has_image_extension, natural};
+use crate::objects;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,9 +22,28 @@ pub(super) struct FolderTree {
 
 impl FolderTree {
     pub(super) fn of(root: &Path) -> Result<Self, DatasetError> {
+        if vit_storage::is_url(root) {
+            return Ok(FolderTree::of_objects(objects::names_below(root).map_err(DatasetError::io(root))?));
+        }
         let mut tree = FolderTree::default();
         tree.enter(root, Path::new(""), &mut HashSet::new())?;
         Ok(tree)
+    }
+
+    /// The tree of objects by their names.
+    fn of_objects(names: Vec<String>) -> Self {
+        let mut tree = FolderTree::default();
+        for name in names.into_iter().map(PathBuf::from) {
+            let above: Vec<&Path> = name.ancestors().skip(1).filter(|folder| *folder != Path::new("")).collect();
+            for folder in above.into_iter().rev() {
+                if !tree.folders.iter().rev().any(|known| known == folder) {
+                    tree.folders.push(folder.to_owned());
+                }
+            }
+            let files = if has_image_extension(&name) { &mut tree.images } else { &mut tree.others };
+            files.push(name);
+        }
+        tree
     }
 
     fn enter(&mut self, root: &Path, folder: &Path, entered: &mut HashSet<PathBuf>) -> Result<(), DatasetError> {

@@ -35,7 +35,10 @@ fn labels_beside(path: &Path) -> Option<PathBuf> {
     let name = name.replace("images", "labels").replace("idx3", "idx1");
     let bare = name.strip_suffix(".gz").unwrap_or(&name);
     let candidates = [bare.to_owned(), format!("{bare}.gz")];
-    candidates.iter().map(|name| path.with_file_name(name)).find(|candidate| candidate != path && candidate.is_file())
+    candidates
+        .iter()
+        .map(|name| path.with_file_name(name))
+        .find(|candidate| candidate != path && vit_storage::is_file(candidate))
 }
 
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
@@ -82,7 +85,7 @@ fn add(listing: &mut Listing, key: &str, source: &SourceFile, budget: &mut Budge
              copy or download it again"
         )));
     }
-    let on_disk = path.metadata().map_err(DatasetError::io(path))?.len();
+    let on_disk = vit_storage::size(path).map_err(DatasetError::io(path))?;
     check_entries(path, "images", count, on_disk)?;
     // The sizes fit `usize`, since the store holds that many bytes.
     store.encoding = Encoding::Grey { width: width as usize, height: height as usize };

@@ -10,6 +10,7 @@ use crate::samples::Samples;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vit_storage::{Extent, is_url};
 
 /// The location of a sample.
 pub(super) enum ImagePlace {
@@ -60,17 +61,34 @@ impl StoredImages {
     /// The name of a sample for messages.
     pub(super) fn name(&self, index: usize) -> String {
         match &self.places[index] {
-            ImagePlace::File(path) => self.root.join(path).display().to_string(),
+            ImagePlace::File(path) => self.path_of(path).display().to_string(),
             ImagePlace::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
             ImagePlace::Row { store, row } => format!("{}: row {row}", self.stores[*store as usize].path.display()),
             ImagePlace::Custom { name, .. } => name.to_string(),
         }
     }
 
+    /// The path of a file of the listing. A manifest may also name URLs.
+    fn path_of(&self, file: &Path) -> PathBuf {
+        if is_url(file) { file.to_owned() } else { self.root.join(file) }
+    }
+
+    /// The bytes that [`image`](Self::image) will read, if they are in remote storage and known.
+    pub(super) fn extent(&self, index: usize) -> Option<Extent> {
+        match &self.places[index] {
+            ImagePlace::File(path) if is_url(&self.root) || is_url(path) => {
+                Some(Extent { path: self.path_of(path), range: None })
+            }
+            ImagePlace::Range { store, offset, length, .. } => self.stores[*store as usize].extent(*offset, *length),
+            ImagePlace::Row { store, row } => self.stores[*store as usize].extent_of_row((*row).into()),
+            ImagePlace::File(_) | ImagePlace::Custom { .. } => None,
+        }
+    }
+
     /// The file of a sample that is a file of its own.
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
         match &self.places[index] {
-            ImagePlace::File(path) => Some(self.root.join(path)),
+            ImagePlace::File(path) => Some(self.path_of(path)),
             ImagePlace::Range { .. } | ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
         }
     }
@@ -78,7 +96,7 @@ impl StoredImages {
     /// The size of its file or range, if known without reading it.
     pub(super) fn bytes(&self, index: usize) -> Option<u64> {
         match &self.places[index] {
-            ImagePlace::File(path) => std::fs::metadata(self.root.join(path)).ok().map(|file| file.len()),
+            ImagePlace::File(path) => vit_storage::size(&self.path_of(path)).ok(),
             ImagePlace::Range { length, .. } => Some(*length),
             // Known only after its page is read.
             ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
@@ -88,7 +106,7 @@ impl StoredImages {
     pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
         let named = |error| ImageError::File { path: self.name(index).into(), error: Box::new(error) };
         match &self.places[index] {
-            ImagePlace::File(path) => open(&self.root.join(path), options),
+            ImagePlace::File(path) => open(&self.path_of(path), options),
             ImagePlace::Row { store, row } => {
                 let bytes = self.stores[*store as usize].row((*row).into());
                 decode(&bytes.map_err(|error| named(ImageError::Io(error)))?, options).map_err(named)

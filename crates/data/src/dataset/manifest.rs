@@ -13,6 +13,7 @@ use csv::{Reader, ReaderBuilder, StringRecord};
 use serde_json::Value;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use vit_storage::is_url;
 
 const PATH: [&str; 7] = ["path", "file", "filename", "file_name", "filepath", "image", "image_path"];
 const LABEL: [&str; 6] = ["label", "labels", "class", "classes", "target", "targets"];
@@ -53,7 +54,7 @@ pub(super) fn describes_images(path: &Path) -> bool {
 /// The class names in `classes.txt` beside a file, one per line, for numeric labels.
 pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, DatasetError> {
     let path = file.with_file_name("classes.txt");
-    if !path.is_file() {
+    if !vit_storage::is_file(&path) {
         return Ok(None);
     }
     let bytes = read_small(&path, MAX_CLASSES_BYTES)?;
@@ -74,7 +75,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, Datas
             .map_err(|_| DatasetError::damaged(&source.path, "the manifest is not text in UTF-8"))?;
         let text = text.trim_start_matches('\u{feff}');
         let folder = Path::new(&source.key).parent().unwrap_or(Path::new(""));
-        let on_disk = source.path.metadata().map_err(DatasetError::io(&source.path))?.len();
+        let on_disk = vit_storage::size(&source.path).map_err(DatasetError::io(&source.path))?;
         // Counted before they are stored: a few compressed bytes expand to any number of short lines.
         check_entries(&source.path, "lines", text.lines().count() as u64, on_disk)?;
         let table = ManifestTable { path: &source.path, folder, split: source.split };
@@ -97,7 +98,7 @@ fn check_paths(manifest: &Path, root: &Path, rows: &[LabelledRow]) -> Result<(),
     });
     let sample: Vec<&PathBuf> = files.by_ref().take(100).collect();
     match sample.first() {
-        Some(first) if sample.iter().all(|file| !root.join(file).exists()) => {
+        Some(first) if sample.iter().all(|file| !exists(root, file)) => {
             let reason = format!(
                 "none of the first {} images exists, such as {}; paths are relative to the folder of the manifest",
                 sample.len(),
@@ -107,6 +108,10 @@ fn check_paths(manifest: &Path, root: &Path, rows: &[LabelledRow]) -> Result<(),
         }
         _ => Ok(()),
     }
+}
+
+fn exists(root: &Path, file: &Path) -> bool {
+    if is_url(file) { vit_storage::is_file(file) } else { vit_storage::is_file(&root.join(file)) }
 }
 
 struct ManifestTable<'a> {
@@ -137,7 +142,8 @@ impl ManifestTable<'_> {
                 self.damaged(line, format!("the split \"{name}\" is none of train, validation and test"))
             })?),
         };
-        Ok(LabelledRow { place: ImagePlace::File(self.folder.join(path)), split, labels })
+        let file = if is_url(path.as_ref()) { path.into() } else { self.folder.join(path) };
+        Ok(LabelledRow { place: ImagePlace::File(file), split, labels })
     }
 
     fn read_csv(&self, text: &str, rows: &mut Vec<LabelledRow>) -> Result<(), DatasetError> {

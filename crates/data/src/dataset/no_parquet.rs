@@ -14,6 +14,10 @@ impl ParquetRows {
     pub(super) fn read(&self, _row: u64) -> io::Result<Vec<u8>> {
         match *self {}
     }
+
+    pub(super) fn range(&self, _row: u64) -> Option<(u64, u64)> {
+        match *self {}
+    }
 }
 
 pub(super) fn read(path: &Path, _sources: &[SourceFile], _budget: &mut Budget) -> Result<Listing, DatasetError> {

@@ -21,12 +21,12 @@ use ::parquet::data_type::{ByteArray, ByteArrayType, DataType};
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ColumnChunkMetaData, KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use ::parquet::schema::types::{ColumnDescriptor, SchemaDescriptor};
-use pages::{CheckedFile, Pages};
+use pages::{CheckedFile, FileBytes, Pages};
 pub(super) use rows::ParquetRows;
 use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-use vit_system::regular_file;
+use vit_storage::WindowedFile;
 
 /// ParquetRows per read; images may be large.
 const ROWS: usize = 32;
@@ -85,8 +85,8 @@ impl<'a> ParquetTable<'a> {
     fn open(source: &'a SourceFile) -> Result<Self, DatasetError> {
         let path = &source.path;
         let broken = |error: ParquetError| damaged(path, error);
-        let file = regular_file::open(path).map_err(DatasetError::io(path))?;
-        let length = file.metadata().map_err(DatasetError::io(path))?.len();
+        let file = FileBytes(WindowedFile::open(path).map_err(DatasetError::io(path))?);
+        let length = file.0.len();
         let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(broken)?;
         let about = metadata.file_metadata();
         let features = features(about.key_value_metadata().map_or(&[], Vec::as_slice));
@@ -116,7 +116,7 @@ impl<'a> ParquetTable<'a> {
 
     /// Opens the file again: a dataset may have more files than a process may keep open.
     fn file(&self) -> Result<Arc<CheckedFile>, DatasetError> {
-        let file = regular_file::open(&self.source.path).map_err(DatasetError::io(&self.source.path))?;
+        let file = WindowedFile::open(&self.source.path).map_err(DatasetError::io(&self.source.path))?;
         Ok(CheckedFile::new(file))
     }
 

@@ -7,9 +7,10 @@ use super::split::Split;
 use super::store::{Compression, start_of, unpack};
 use super::{cifar, idx, manifest, tar};
 use crate::files::{FilesError, is_pattern, natural};
-use std::fs;
+use crate::objects;
 use std::io;
 use std::path::{Path, PathBuf};
+use vit_storage::{PathKind, WindowedFile, is_url};
 use vit_system::regular_file;
 
 /// The file format; its reader interprets the content.
@@ -41,15 +42,17 @@ pub(super) enum DatasetInput {
 
 /// The dataset at `path`, and the skipped special files.
 pub(super) fn recognise(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
-    match fs::metadata(path) {
-        Ok(meta) if meta.is_dir() => folder(path),
-        Ok(_) => {
+    match vit_storage::kind(path) {
+        Ok(PathKind::Folder) => folder(path),
+        Ok(PathKind::File) => {
             // A single file is read whole, whatever split its name contains.
             let source = SourceFile { path: path.to_owned(), key: file_name(path), split: None };
             Ok((DatasetInput::Files(kind_of(path)?, vec![source]), Vec::new()))
         }
         Err(_) if is_pattern(path) => pattern(path),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(FilesError::Missing(path.to_owned()).into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !is_url(path) => {
+            Err(FilesError::Missing(path.to_owned()).into())
+        }
         Err(error) => Err(DatasetError::Io { path: path.to_owned(), error }),
     }
 }
@@ -60,6 +63,11 @@ fn file_name(path: &Path) -> String {
 
 fn pattern(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let pattern = path.to_string_lossy();
+    if is_url(path) {
+        let sources = sources_of(path, objects::matching(&pattern)?);
+        let kind = kind_of(sources.first().map_or(path, |first| &first.path))?;
+        return Ok((DatasetInput::Files(kind, sources), Vec::new()));
+    }
     let matches = glob::glob(&pattern)
         .map_err(|error| FilesError::Pattern { pattern: pattern.to_string(), reason: error.msg })?;
     // A broken link is reported when it is opened.
@@ -70,19 +78,23 @@ fn pattern(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     // If nothing else matches, opening reports the error.
     let first = paths.first().or(special.first());
     let kind = kind_of(first.ok_or_else(|| FilesError::NoMatch { pattern: pattern.to_string() })?)?;
-    // The path inside the dataset is the part that the pattern leaves open.
-    let fixed: PathBuf = path.components().take_while(|part| !is_pattern(Path::new(part))).collect();
+    Ok((DatasetInput::Files(kind, sources_of(path, paths)), special))
+}
+
+/// The files that match a pattern. The path inside the dataset is the part that the pattern leaves open.
+fn sources_of(pattern: &Path, paths: Vec<PathBuf>) -> Vec<SourceFile> {
+    let fixed: PathBuf = pattern.components().take_while(|part| !is_pattern(Path::new(part))).collect();
     let sources = paths.into_iter().map(|path| {
         let inside = path.strip_prefix(&fixed).unwrap_or(&path);
         let (key, split) = (slashed(inside), Split::of_file(inside));
         SourceFile { path, key, split }
     });
-    Ok((DatasetInput::Files(kind, sources.collect()), special))
+    sources.collect()
 }
 
 /// The format of a single file, by its content.
 fn kind_of(path: &Path) -> Result<SourceKind, DatasetError> {
-    let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
+    let mut file = WindowedFile::open(path).map_err(DatasetError::io(path))?;
     let outer = start_of(&mut file, 512).map_err(DatasetError::io(path))?;
     let packing = Compression::of(&outer);
     let start = match packing {

@@ -134,6 +134,11 @@ impl Samples for Dataset {
         self.whole.images.name(self.chosen[index] as usize)
     }
 
+    fn announce(&self, indices: &[usize]) {
+        let images = &self.whole.images;
+        vit_storage::announce(indices.iter().filter_map(|index| images.extent(self.chosen[*index] as usize)).collect());
+    }
+
     fn image(&self, index: usize) -> Result<Image, ImageError> {
         self.whole.images.image(self.chosen[index] as usize, &self.whole.decode)
     }

@@ -10,6 +10,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use vit_storage::{Extent, StoredFile, WindowedFile, is_url, read_range};
 use vit_system::regular_file;
 
 /// Limits on the data that is unpacked when a dataset is opened, over all of its files.
@@ -101,10 +102,7 @@ pub(super) struct Store {
 enum Content {
     Memory(Vec<u8>),
     /// The open file itself.
-    Plain {
-        file: File,
-        length: u64,
-    },
+    Plain(StoredFile),
     /// A range of the temporary file.
     Temporary {
         file: Arc<File>,
@@ -122,16 +120,17 @@ enum Content {
 impl Store {
     /// The file itself, read by seeking.
     pub(super) fn plain(path: &Path, key: &str) -> Result<Self, DatasetError> {
-        let file = regular_file::open(path).map_err(DatasetError::io(path))?;
-        let length = file.metadata().map_err(DatasetError::io(path))?.len();
-        Ok(Self::of(path, key, Content::Plain { file, length }))
+        let file = StoredFile::open(path).map_err(DatasetError::io(path))?;
+        Ok(Self::of(path, key, Content::Plain(file)))
     }
 
     /// Closes a plain file, which is then opened for every read: systems allow a process only some hundred open files,
     /// and some datasets have thousands of shards.
     pub(super) fn close(&mut self) {
-        if let Content::Plain { length, .. } = self.content {
-            self.content = Content::Closed { length };
+        if let Content::Plain(file) = &self.content
+            && file.is_local()
+        {
+            self.content = Content::Closed { length: file.len() };
         }
     }
 
@@ -174,7 +173,8 @@ impl Store {
     pub(super) fn len(&self) -> u64 {
         match &self.content {
             Content::Memory(bytes) => bytes.len() as u64,
-            Content::Plain { length, .. } | Content::Temporary { length, .. } | Content::Closed { length } => *length,
+            Content::Plain(file) => file.len(),
+            Content::Temporary { length, .. } | Content::Closed { length } => *length,
             Content::ParquetRows(_) => 0,
         }
     }
@@ -186,10 +186,38 @@ impl Store {
         match &self.content {
             // Both fit `usize`, because they are inside of a buffer.
             Content::Memory(bytes) => Ok(Cow::Borrowed(&bytes[offset as usize..end as usize])),
-            Content::Plain { file, .. } => read_vec(file, offset, length).map(Cow::Owned),
-            Content::Temporary { file, start, .. } => read_vec(file, start + offset, length).map(Cow::Owned),
-            Content::Closed { .. } => read_vec(&regular_file::open(&self.path)?, offset, length).map(Cow::Owned),
+            Content::Plain(file) => file.read_at(offset, length).map(Cow::Owned),
+            Content::Temporary { file, start, .. } => read_range(file, start + offset, length).map(Cow::Owned),
+            Content::Closed { .. } => read_range(&regular_file::open(&self.path)?, offset, length).map(Cow::Owned),
             Content::ParquetRows(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// For reading an object from one end to the other in small pieces; `None` if that needs no help.
+    pub(super) fn windowed(&self) -> io::Result<Option<WindowedFile>> {
+        match &self.content {
+            Content::Plain(file) if !file.is_local() => WindowedFile::open(&self.path).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// A range of the object.
+    pub(super) fn extent(&self, offset: u64, length: u64) -> Option<Extent> {
+        match &self.content {
+            Content::Plain(file) if !file.is_local() => {
+                Some(Extent { path: self.path.clone(), range: Some((offset, length)) })
+            }
+            _ => None,
+        }
+    }
+
+    /// The range of the object with the image of a row, if it is known.
+    pub(super) fn extent_of_row(&self, row: u64) -> Option<Extent> {
+        match &self.content {
+            Content::ParquetRows(rows) if is_url(&self.path) => {
+                Some(Extent { path: self.path.clone(), range: Some(rows.range(row)?) })
+            }
+            _ => None,
         }
     }
 
@@ -200,38 +228,6 @@ impl Store {
             _ => Err(io::ErrorKind::Unsupported.into()),
         }
     }
-}
-
-/// `length` bytes of a file from `offset`.
-pub(super) fn read_vec(file: &File, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-    let length = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    bytes.resize(length, 0);
-    read_exact_at(file, &mut bytes, offset)?;
-    Ok(bytes)
-}
-
-#[cfg(unix)]
-fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    use std::os::windows::fs::FileExt;
-    while !bytes.is_empty() {
-        match file.seek_read(bytes, offset) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(count) => {
-                bytes = &mut bytes[count..];
-                offset += count as u64;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 /// A sink of bytes: into memory while the budget lasts, then into the temporary file.
@@ -314,9 +310,8 @@ impl Compression {
 
 /// A reader of a file's uncompressed content.
 pub(super) fn unpack(path: &Path) -> Result<Box<dyn Read>, DatasetError> {
-    let mut file = regular_file::open(path).map_err(DatasetError::io(path))?;
-    let start = start_of(&mut file, 4).map_err(DatasetError::io(path))?;
-    file.rewind().map_err(DatasetError::io(path))?;
+    let file = WindowedFile::open(path).map_err(DatasetError::io(path))?;
+    let start = start_of(&mut file.clone(), 4).map_err(DatasetError::io(path))?;
     Ok(match Compression::of(&start) {
         Compression::Plain => Box::new(file),
         // Concatenated streams are one file, as for gzip itself.

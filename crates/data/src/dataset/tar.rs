@@ -3,13 +3,19 @@
 
 use super::error::DatasetError;
 use super::store::{Store, check_entries};
+use crate::files::has_image_extension;
 use ::tar::{Header, PaxExtensions};
+use std::borrow::Cow;
+use std::io;
 use std::path::Path;
 
 const BLOCK: u64 = 512;
 
 /// No path is longer; a longer one could exhaust the memory.
 const MAX_NAME_BYTES: u64 = 1 << 16;
+
+/// Label files are smaller.
+const MAX_CONTENT_BYTES: u64 = 1 << 12;
 
 /// A file or folder in an archive.
 pub(super) struct TarMember {
@@ -18,6 +24,18 @@ pub(super) struct TarMember {
     pub(super) offset: u64,
     pub(super) length: u64,
     pub(super) is_folder: bool,
+    /// The content of a label file of an object: a request for each of them would take hours.
+    content: Option<Box<[u8]>>,
+}
+
+impl TarMember {
+    /// The content of a small member.
+    pub(super) fn read<'a>(&'a self, store: &'a Store) -> io::Result<Cow<'a, [u8]>> {
+        match &self.content {
+            Some(content) => Ok(Cow::Borrowed(content)),
+            None => store.read(self.offset, self.length),
+        }
+    }
 }
 
 /// Whether a file starts with the header of a tar archive.
@@ -47,7 +65,12 @@ fn has_checksum(header: &Header) -> bool {
 /// The files and folders of an archive in order, without hidden ones.
 pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
     // The size on disk counts: a few compressed bytes expand to any number of empty members.
-    let on_disk = store.path.metadata().map_err(DatasetError::io(&store.path))?.len();
+    let on_disk = vit_storage::size(&store.path).map_err(DatasetError::io(&store.path))?;
+    let window = store.windowed().map_err(DatasetError::io(&store.path))?;
+    let read = |offset, length| match &window {
+        Some(window) => window.read_at(offset, length).map(Cow::Owned),
+        None => store.read(offset, length),
+    };
     let damaged = |reason: &str| DatasetError::damaged(&store.path, format!("tar archive is damaged: {reason}"));
     let cut_short = || damaged("it is cut short; copy or download it again");
     let mut members = Vec::new();
@@ -55,7 +78,10 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
     let mut described = MemberAttributes::default();
     // Some writers omit the empty blocks at the end.
     while position < store.len() {
-        let block = store.read(position, BLOCK).map_err(|_| cut_short())?;
+        let block = read(position, BLOCK).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => cut_short(),
+            _ => DatasetError::io(&store.path)(error),
+        })?;
         if block.iter().all(|byte| *byte == 0) {
             break;
         }
@@ -78,7 +104,7 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
             if length > MAX_NAME_BYTES {
                 return Err(damaged("a name is longer than any path"));
             }
-            let bytes = store.read(offset, length).map_err(DatasetError::io(&store.path))?;
+            let bytes = read(offset, length).map_err(DatasetError::io(&store.path))?;
             match kind.is_gnu_longname() {
                 true => described.name = Some(bytes.split(|byte| *byte == 0).next().unwrap_or_default().to_vec()),
                 false => described.read(&bytes),
@@ -96,7 +122,12 @@ pub(super) fn members(store: &Store) -> Result<Vec<TarMember>, DatasetError> {
             continue;
         }
         if let Some(name) = visible(&String::from_utf8_lossy(&name)) {
-            members.push(TarMember { name, offset, length, is_folder });
+            let is_small = window.is_some() && !is_folder && length <= MAX_CONTENT_BYTES;
+            let content = (is_small && !has_image_extension(Path::new(&name)))
+                .then(|| read(offset, length).map(|bytes| bytes.into()))
+                .transpose()
+                .map_err(DatasetError::io(&store.path))?;
+            members.push(TarMember { name, offset, length, is_folder, content });
             check_entries(&store.path, "members", members.len() as u64, on_disk)?;
         }
     }

@@ -79,7 +79,7 @@ fn read_label(store: &Store, member: &TarMember, rank: usize) -> Result<Option<W
     if member.length > MAX_LABEL_BYTES {
         return Ok(None);
     }
-    let bytes = store.read(member.offset, member.length).map_err(DatasetError::io(&store.path))?;
+    let bytes = member.read(store).map_err(DatasetError::io(&store.path))?;
     let Ok(text) = std::str::from_utf8(&bytes) else {
         let reason = format!("{}: the label is not text in UTF-8", member.name);
         return Err(DatasetError::damaged(&store.path, reason));

@@ -18,6 +18,11 @@ impl ImageCache {
         Self { images, left: AtomicU64::new(limit) }
     }
 
+    /// Whether a sample's image is cached.
+    pub(super) fn contains(&self, index: usize) -> bool {
+        self.images.get(index).is_some_and(|image| image.get().is_some())
+    }
+
     /// Calls `work` with a sample's image, decoded or from the cache.
     pub(super) fn with<R>(
         &self,

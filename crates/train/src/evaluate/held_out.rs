@@ -131,7 +131,7 @@ pub fn splits_of_run(
 
 /// Whether two paths or patterns mean the same dataset.
 fn is_same(a: &Path, b: &Path) -> bool {
-    let real = |path: &Path| -> Option<PathBuf> { path.canonicalize().or_else(|_| std::path::absolute(path)).ok() };
+    let real = |path: &Path| -> Option<PathBuf> { path.canonicalize().or_else(|_| vit_storage::absolute(path)).ok() };
     real(a).is_some_and(|a| Some(a) == real(b))
 }
 

@@ -29,7 +29,8 @@ pub use log::MetricsLog;
 pub use row::{MetricsRow, columns};
 
 use vit_data::dataset::SampleRecord;
-use vit_models::run::{CHECKPOINTS, CONFIG};
+use vit_models::run::{CHECKPOINTS, CONFIG, files_of_model};
+use vit_storage::{MirroredFolder, SnapshotSelection, is_url};
 use vit_system::{atomic_file, regular_file};
 
 use crate::run::saving::Slot;
@@ -55,7 +56,10 @@ pub enum Existing {
 /// The folder of one run.
 #[derive(Debug)]
 pub struct RunFolder {
+    /// The folder on this machine.
     path: PathBuf,
+    /// The run in remote storage whose copy the folder is.
+    mirror: Option<MirroredFolder>,
     /// Held by the process that trains; the system releases it when the process ends.
     _lock: Option<File>,
 }
@@ -63,7 +67,15 @@ pub struct RunFolder {
 impl RunFolder {
     /// Begins a run with the given configuration. Two processes cannot train into the same folder.
     pub fn create(path: impl Into<PathBuf>, config: &str, existing: Existing) -> Result<RunFolder, RunError> {
-        let path = path.into();
+        let mut path = path.into();
+        let mut mirror = None;
+        if is_url(&path) {
+            let created = MirroredFolder::create(&path, existing == Existing::Replace);
+            match created.map_err(|error| RunError::io(&path, error))? {
+                Some(created) => path = mirror.insert(created).local().to_owned(),
+                None => return Err(RunError::Exists { path }),
+            }
+        }
         fs::create_dir_all(&path).map_err(|error| RunError::io(&path, error))?;
         let lock = lock(&path)?;
         let found = files_of_run(&path)?;
@@ -74,7 +86,7 @@ impl RunFolder {
             let removed = if item.is_dir() { fs::remove_dir_all(&item) } else { fs::remove_file(&item) };
             removed.map_err(|error| RunError::io(&item, error))?;
         }
-        let run = RunFolder { path, _lock: lock };
+        let run = RunFolder { path, mirror, _lock: lock };
         let checkpoints = run.path.join(CHECKPOINTS);
         fs::create_dir_all(&checkpoints).map_err(|error| RunError::io(&checkpoints, error))?;
         run.write(CONFIG, config.as_bytes())?;
@@ -94,12 +106,16 @@ impl RunFolder {
 
     /// Opens a run in order to continue training.
     pub fn resume(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
-        let run = RunFolder::open(path)?;
+        let all = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
+        let run = RunFolder::open_selected(path.into(), &all)?;
         Ok(RunFolder { _lock: lock(&run.path)?, ..run })
     }
 
     /// The run whose folder or checkpoint is at a path.
     pub fn of_model(path: &Path) -> Option<RunFolder> {
+        if is_url(path) {
+            return path.ancestors().take(4).find_map(|run| RunFolder::open(run).ok());
+        }
         let path = std::path::absolute(path).ok().filter(|path| path.exists())?;
         // The folder itself, a checkpoint in it, or a file of a checkpoint.
         let holds = |folder: &&Path| folder.join(CHECKPOINTS).is_dir();
@@ -113,16 +129,45 @@ impl RunFolder {
 
     /// Opens a run for reading, even while it trains.
     pub fn open(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
-        let path = path.into();
-        if !path.join(CONFIG).is_file() {
-            return Err(RunError::NotARun { path });
-        }
-        Ok(RunFolder { path, _lock: None })
+        RunFolder::open_selected(path.into(), &files_of_model_and_log)
     }
 
-    /// The folder.
+    /// Opens a run. Of one in remote storage, the selected files are copied to this machine.
+    fn open_selected(path: PathBuf, selection: SnapshotSelection) -> Result<RunFolder, RunError> {
+        let (mut local, mut mirror) = (path.clone(), None);
+        if is_url(&path) {
+            let opened = MirroredFolder::open(&path, selection).map_err(|error| RunError::io(&path, error))?;
+            let Some(opened) = opened else { return Err(RunError::NotARun { path }) };
+            local = mirror.insert(opened).local().to_owned();
+        }
+        if !local.join(CONFIG).is_file() {
+            return Err(RunError::NotARun { path });
+        }
+        Ok(RunFolder { path: local, mirror, _lock: None })
+    }
+
+    /// The folder on this machine. Of a run in remote storage, it is a copy that is removed at the end.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The path or URL by which the run can be opened.
+    pub fn place(&self) -> &Path {
+        self.mirror.as_ref().map_or(&self.path, MirroredFolder::url)
+    }
+
+    /// The place of the checkpoint in a slot of this run.
+    pub fn place_of(&self, slot: &Slot) -> PathBuf {
+        slot.path().strip_prefix(&self.path).map_or_else(|_| slot.path().to_owned(), |inside| self.place().join(inside))
+    }
+
+    /// Makes the present state of the folder visible in remote storage, if the run is there. Readers see all of it or the
+    /// state before.
+    pub fn publish(&self) -> Result<(), RunError> {
+        match &self.mirror {
+            Some(mirror) => mirror.publish().map_err(|error| RunError::io(mirror.url(), error)),
+            None => Ok(()),
+        }
     }
 
     /// The newest checkpoint.
@@ -220,6 +265,13 @@ impl RunFolder {
         let path = self.path.join(name);
         atomic_file::write(&path, content).map_err(|error| RunError::io(&path, error))
     }
+}
+
+/// The files of a run for reading: all but old checkpoints and the state of optimisers.
+fn files_of_model_and_log(names: &[&str]) -> Vec<String> {
+    let of_model = files_of_model(names);
+    let is_read = |name: &&&str| !name.starts_with(CHECKPOINTS) || of_model.iter().any(|chosen| chosen == *name);
+    names.iter().filter(is_read).map(|name| name.to_string()).collect()
 }
 
 /// The files and folders of a run in a folder.

@@ -16,6 +16,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use vit_models::config::timm_config;
+use vit_models::run::OPTIMISER;
 use vit_models::weights::safetensors::{self, Dtype};
 use vit_models::weights::{Weights, WeightsError};
 use vit_models::{Config, read_config};
@@ -28,7 +29,6 @@ pub use position::{Best, RunPosition};
 
 const WEIGHTS: &str = "model.safetensors";
 const CONFIG: &str = "config.json";
-const OPTIMISER: &str = "optimiser.safetensors";
 const STATE: &str = "state.json";
 
 /// Everything that a run needs to continue bit for bit.

@@ -229,6 +229,7 @@ impl<'a> Trainer<'a> {
         self.log.sync()?;
         self.set_seconds();
         self.run.last().save(&self.session.checkpoint(self.setup))?;
+        self.run.publish()?;
         (self.saved, self.unsaved) = (Instant::now(), false);
         Ok(())
     }
@@ -239,6 +240,7 @@ impl<'a> Trainer<'a> {
         }
         self.unreadable.met_in_training(self.session.unreadable(), self.observer, true);
         self.unreadable.write(self.setup, self.run)?;
+        self.run.publish()?;
         let seconds = self.began.elapsed().as_secs_f64();
         Ok(Finished {
             complete,

@@ -8,9 +8,9 @@ use ::parquet::file::metadata::ColumnChunkMetaData;
 use ::parquet::file::reader::{ChunkReader, Length};
 use ::parquet::file::serialized_reader::SerializedPageReader;
 use bytes::Bytes;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::{Arc, Mutex, PoisonError};
+use vit_storage::WindowedFile;
 
 /// The best compression ratio of gzip. Other codecs compress long runs better; the slack covers those.
 const MAX_PACKED: u64 = 1032;
@@ -28,16 +28,37 @@ pub(super) struct StoredPage {
     pub(super) bytes: Bytes,
 }
 
+/// A file without any checks, for the metadata at its end.
+pub(super) struct FileBytes(pub(super) WindowedFile);
+
+impl Length for FileBytes {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+}
+
+impl ChunkReader for FileBytes {
+    type T = BufReader<WindowedFile>;
+
+    fn get_read(&self, start: u64) -> Result<BufReader<WindowedFile>> {
+        Ok(BufReader::new(self.0.from(start)))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
+        Ok(self.0.read_at(start, length as u64)?.into())
+    }
+}
+
 /// A file whose pages are checked before they are uncompressed.
 pub(super) struct CheckedFile {
-    file: File,
+    file: FileBytes,
     /// The data of the page that the reader returns next.
     last: Mutex<Option<StoredPage>>,
 }
 
 impl CheckedFile {
-    pub(super) fn new(file: File) -> Arc<Self> {
-        Arc::new(Self { file, last: Mutex::new(None) })
+    pub(super) fn new(file: WindowedFile) -> Arc<Self> {
+        Arc::new(Self { file: FileBytes(file), last: Mutex::new(None) })
     }
 }
 
@@ -66,7 +87,7 @@ impl ChunkReader for CheckedFile {
 
 /// The bytes of a page's header, which starts with its type, its uncompressed size and its compressed size.
 pub(super) struct PageHeader {
-    reader: BufReader<File>,
+    reader: BufReader<WindowedFile>,
     is_checked: bool,
 }
 

@@ -9,18 +9,16 @@ use super::pages::{CheckedFile, Pages, ReadPage};
 use super::records;
 use super::snappy::{self, Restart};
 use crate::dataset::error::DatasetError;
-use crate::dataset::store::read_vec;
 use crate::decode::{MAX_FILE_BYTES, catch_panic};
 use ::parquet::basic::Compression;
 use ::parquet::column::reader::ColumnReaderImpl;
 use ::parquet::data_type::{ByteArray, ByteArrayType};
 use ::parquet::file::metadata::ColumnChunkMetaData;
 use bytes::Bytes;
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{OnceLock, PoisonError};
-use vit_system::regular_file;
+use vit_storage::{StoredFile, WindowedFile};
 
 /// The images of one file.
 pub(in crate::dataset) struct ParquetRows {
@@ -76,20 +74,30 @@ impl ParquetRows {
         }
     }
 
+    /// The group of a row, and the row's index in it.
+    fn group(&self, row: u64) -> Option<(&RowGroup, usize)> {
+        let group = &self.groups[self.groups.partition_point(|group| group.first <= row).checked_sub(1)?];
+        let index = (row - group.first) as usize;
+        (index < group.rows).then_some((group, index))
+    }
+
+    /// The range of the file that reading a row takes, if the row was located.
+    pub(in crate::dataset) fn range(&self, row: u64) -> Option<(u64, u64)> {
+        let (group, index) = self.group(row)?;
+        let located = group.located.get()?.as_ref()?;
+        let (offset, length, _) = located.range(index).ok()?;
+        Some((offset, length))
+    }
+
     /// The encoded image of a row.
     pub(in crate::dataset) fn read(&self, row: u64) -> io::Result<Vec<u8>> {
-        let group =
-            self.groups.partition_point(|group| group.first <= row).checked_sub(1).map(|index| &self.groups[index]);
-        let (group, index) = group
-            .map(|group| (group, (row - group.first) as usize))
-            .filter(|(group, index)| *index < group.rows)
-            .ok_or(io::ErrorKind::UnexpectedEof)?;
-        let file = regular_file::open(&self.path)?;
+        let (group, index) = self.group(row).ok_or(io::ErrorKind::UnexpectedEof)?;
+        let file = StoredFile::open(&self.path)?;
         // The `parquet` crate may panic on hostile input.
         let locate = || catch_panic(|| self.locate(group)).and_then(Result::ok).flatten();
         match group.located.get_or_init(locate) {
             Some(located) => located.read(&file, index),
-            None => catch_panic(|| scan(file, group, index))
+            None => catch_panic(|| scan(file.windowed(), group, index))
                 .unwrap_or_else(|| Err(io::Error::other("the reader gave up on it"))),
         }
     }
@@ -102,7 +110,7 @@ impl ParquetRows {
             _ => return Ok(None),
         };
         let broken = |error| super::damaged(&self.path, error);
-        let file = CheckedFile::new(regular_file::open(&self.path).map_err(DatasetError::io(&self.path))?);
+        let file = CheckedFile::new(WindowedFile::open(&self.path).map_err(DatasetError::io(&self.path))?);
         let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(broken)?;
         let seen = pages.seen();
         let descriptor = group.column.column_descr_ptr();
@@ -170,34 +178,42 @@ fn check_length(length: u64) -> io::Result<()> {
 }
 
 impl ImageLocations {
-    fn read(&self, file: &File, index: usize) -> io::Result<Vec<u8>> {
+    /// The range of the file with an image (offset and length), and the bytes before the image in it after decompression;
+    /// `None` if it is not compressed.
+    fn range(&self, index: usize) -> io::Result<(u64, u64, Option<usize>)> {
         let row = &self.rows[index];
         check_length(row.length.into())?;
         let page = &self.pages[row.page as usize];
         let Some(restarts) = &page.restarts else {
-            return read_vec(file, page.start + u64::from(row.offset), row.length.into());
+            return Ok((page.start + u64::from(row.offset), row.length.into(), None));
         };
-        let changed = || io::Error::other("the file has changed since it was opened");
         let start = row.offset.checked_sub(page.levels).ok_or_else(changed)?;
         let end = u64::from(start) + u64::from(row.length);
         let first = restarts.partition_point(|restart| restart.unpacked <= start).checked_sub(1).ok_or_else(changed)?;
         let from = restarts[first];
         let until = restarts[first..].iter().find(|restart| u64::from(restart.unpacked) >= end);
         let until = until.map_or(page.length - page.levels, |restart| restart.packed);
-        let stream = read_vec(
-            file,
-            page.start + u64::from(page.levels) + u64::from(from.packed),
-            u64::from(until.saturating_sub(from.packed)),
-        )?;
-        let skipped = (start - from.unpacked) as usize;
-        let mut bytes = snappy::unpack(&stream, skipped + row.length as usize).ok_or_else(changed)?;
+        let offset = page.start + u64::from(page.levels) + u64::from(from.packed);
+        Ok((offset, u64::from(until.saturating_sub(from.packed)), Some((start - from.unpacked) as usize)))
+    }
+
+    fn read(&self, file: &StoredFile, index: usize) -> io::Result<Vec<u8>> {
+        let (offset, length, skipped) = self.range(index)?;
+        let stored = file.read_at(offset, length)?;
+        let Some(skipped) = skipped else { return Ok(stored) };
+        let length = self.rows[index].length as usize;
+        let mut bytes = snappy::unpack(&stored, skipped + length).ok_or_else(changed)?;
         bytes.drain(..skipped);
         Ok(bytes)
     }
 }
 
+fn changed() -> io::Error {
+    io::Error::other("the file has changed since it was opened")
+}
+
 /// The image of a row, by uncompressing the pages before it.
-fn scan(file: File, group: &RowGroup, index: usize) -> io::Result<Vec<u8>> {
+fn scan(file: WindowedFile, group: &RowGroup, index: usize) -> io::Result<Vec<u8>> {
     let file = CheckedFile::new(file);
     let pages = Pages::new(&file, &group.column, group.rows, group.rows as u64).map_err(io::Error::other)?;
     let mut reader = ColumnReaderImpl::<ByteArrayType>::new(group.column.column_descr_ptr(), Box::new(pages));
