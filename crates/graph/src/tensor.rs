@@ -290,6 +290,16 @@ impl Tensor {
         self.apply(Unary::Sqrt, &[])
     }
 
+    /// `eˣ` of every element.
+    pub fn exp(&self) -> Tensor {
+        self.apply(Unary::Exp, &[])
+    }
+
+    /// The smaller of every element and a limit.
+    pub fn at_most(&self, limit: f32) -> Tensor {
+        self.apply(Unary::AtMost(limit), &[])
+    }
+
     /// Dropout or stochastic depth, with a new random stream.
     pub fn dropout(&self, rate: f32, granularity: Granularity, seed: &Tensor) -> Tensor {
         let stream = self.random_stream();

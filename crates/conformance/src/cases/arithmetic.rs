@@ -10,6 +10,7 @@ pub(super) fn table(t: &mut Table) {
     t.each("broadcasting arithmetic", [Binary::Add, Binary::Sub, Binary::Mul], binary);
     t.two("power", power);
     t.each("2-norm", [1.0, 0.0], norm);
+    t.two("clamped exponential", clamped_exponential);
     t.each("dropout", [Granularity::Element, Granularity::Sample], dropout);
 }
 
@@ -37,6 +38,13 @@ fn norm(c: &mut CaseBuilder, factor: f32) -> Outputs {
     let shape = [c.rng.extent(), c.rng.extent(), c.rng.wide()];
     let x = c.float(shape).scale(factor);
     differentiable([(&x * &x).sum([1]).sqrt()])
+}
+
+/// The scale of cosine attention (Swin V2).
+fn clamped_exponential(c: &mut CaseBuilder) -> Outputs {
+    let shape = [c.rng.extent(), c.rng.wide()];
+    let x = c.float(shape);
+    differentiable([x.at_most(0.25).exp(), x.exp()])
 }
 
 fn dropout(c: &mut CaseBuilder, granularity: Granularity) -> Outputs {

@@ -29,6 +29,14 @@ pub(super) fn unary(op: Unary) -> Lowered {
         Unary::Power(exponent) => elementwise(move |x| x.powf(exponent)),
         Unary::Sqrt => elementwise(f32::sqrt),
         Unary::SqrtDerivative => elementwise(|x| if x == 0.0 { 0.0 } else { 0.5 / x.sqrt() }),
+        Unary::Exp => elementwise(f32::exp),
+        // A NaN is not greater than the limit, and is kept.
+        Unary::AtMost(limit) => elementwise(move |x| if x > limit { limit } else { x }),
+        Unary::AtMostDerivative(limit) => elementwise(move |x| match x {
+            x if x > limit => 0.0,
+            x if x.is_nan() => x,
+            _ => 1.0,
+        }),
     }
 }
 

@@ -19,6 +19,9 @@ ELEMENTWISE(scale, b * a);
 ELEMENTWISE(power, powf(a, b));
 ELEMENTWISE(sqrt, sqrtf(a));
 ELEMENTWISE(sqrt_derivative, a == 0.0f ? 0.0f : 0.5f / sqrtf(a));
+ELEMENTWISE(exp, expf(a));
+ELEMENTWISE(at_most, a > b ? b : a);
+ELEMENTWISE(at_most_derivative, a > b ? 0.0f : a != a ? a : 1.0f);
 } // namespace functions
 
 __device__ __forceinline__ float combine(float a, float b) { return functions::FUNCTION::of(a, b); }

@@ -110,14 +110,20 @@ pub enum Unary {
     Sqrt,
     /// `1 / (2 √x)`, and 0 at 0: the gradient of [`Unary::Sqrt`].
     SqrtDerivative,
+    /// `eˣ`.
+    Exp,
+    /// `min(x, limit)`, with the gradient 1 up to the limit and 0 above, as PyTorch's `clamp`.
+    AtMost(f32),
+    /// 1 up to the limit, 0 above: the gradient of [`Unary::AtMost`].
+    AtMostDerivative(f32),
 }
 
 impl Unary {
     /// The constant that the function depends on; 0 where there is none.
     pub fn parameter(self) -> f32 {
         match self {
-            Unary::Power(exponent) => exponent,
-            Unary::Sqrt | Unary::SqrtDerivative => 0.0,
+            Unary::Power(parameter) | Unary::AtMost(parameter) | Unary::AtMostDerivative(parameter) => parameter,
+            Unary::Sqrt | Unary::SqrtDerivative | Unary::Exp => 0.0,
         }
     }
 
@@ -127,6 +133,13 @@ impl Unary {
             Unary::Sqrt => x.sqrt(),
             Unary::SqrtDerivative if x == 0.0 => 0.0,
             Unary::SqrtDerivative => 0.5 / x.sqrt(),
+            Unary::Exp => x.exp(),
+            // Comparisons in this order keep a NaN.
+            Unary::AtMost(limit) if x > f64::from(limit) => f64::from(limit),
+            Unary::AtMostDerivative(limit) if x > f64::from(limit) => 0.0,
+            Unary::AtMostDerivative(_) if x.is_nan() => x,
+            Unary::AtMostDerivative(_) => 1.0,
+            Unary::AtMost(_) => x,
         }
     }
 }
@@ -137,6 +150,9 @@ impl Operation for Unary {
             Unary::Power(_) => "power",
             Unary::Sqrt => "sqrt",
             Unary::SqrtDerivative => "sqrt_derivative",
+            Unary::Exp => "exp",
+            Unary::AtMost(_) => "at_most",
+            Unary::AtMostDerivative(_) => "at_most_derivative",
         }
     }
 
@@ -154,6 +170,9 @@ impl Operation for Unary {
             }
             Unary::Sqrt => b.graph.value(Unary::SqrtDerivative, &[x])?,
             Unary::SqrtDerivative => return Err(b.unsupported("second derivatives of a root are not supported")),
+            Unary::Exp => b.output(0),
+            Unary::AtMost(limit) => b.graph.value(Unary::AtMostDerivative(limit), &[x])?,
+            Unary::AtMostDerivative(_) => return Err(b.unsupported("it is 0 almost everywhere")),
         };
         let dx = b.graph.value(Binary::Mul, &[dy, derivative])?;
         b.set(0, dx)
