@@ -9,7 +9,9 @@ use vit_graph::Tensor;
 use vit_graph::ops::Activation;
 
 use crate::architecture::{Network, PositionLayout};
-use crate::layers::{Building, Conv, Forward, Norm, Padding, channels_last, drop_path_rate, head, linear};
+use crate::layers::{
+    Building, CONTINUOUS_BIAS_DROPOUT, Conv, Forward, Norm, Padding, channels_last, drop_path_rate, head, linear,
+};
 use crate::network_fields;
 use crate::variant::Variant;
 use blocks::BlockGeometry;
@@ -279,7 +281,7 @@ impl Network for CoAtNet {
 
     fn rates(&self) -> Vec<f32> {
         let t = &self.transformers;
-        let positions = if let RelativePositions::Network(_) = t.positions { blocks::NETWORK_DROPOUT } else { 0.0 };
+        let positions = if let RelativePositions::Network(_) = t.positions { CONTINUOUS_BIAS_DROPOUT } else { 0.0 };
         vec![self.dropout, self.drop_path, t.attention_dropout, t.projection_dropout, positions]
     }
 

@@ -1,7 +1,9 @@
 //! The layers that architectures share; parameters have timm's names.
 
 mod building;
+mod continuous_bias;
 mod conv;
+mod cosine;
 mod mlp;
 mod norm;
 mod patches;
@@ -10,14 +12,16 @@ mod residual;
 
 pub(crate) use building::Forward;
 pub use building::{Building, Norm, drop_path_rate};
+pub use continuous_bias::{CONTINUOUS_BIAS_DROPOUT, ContinuousBias, ContinuousForm};
 pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
+pub use cosine::{clamped_scale, cosine_operands};
 pub use mlp::{Gate, Mlp, linear_parts, mlp};
 pub use norm::{NormKind, layer_norm};
 pub use patches::refuses_patches;
-pub use relative::{TABLE, log_offsets, relative_bias, relative_index};
+pub use relative::{PrefixBias, TABLE, offsets, relative_bias, relative_index, window_bias};
 pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};
 
-use vit_graph::ops::Activation;
+use vit_graph::ops::{Activation, Constant};
 use vit_graph::{Init, Tensor};
 
 /// The uniform initialisation of Glorot and Bengio (2010), as in the paper's code.
@@ -44,6 +48,13 @@ pub fn linear_from(x: &Tensor, features: usize, bias: bool, init: Init, name: &s
     let weight = x.parameter("weight", [features, x.shape().last()], init);
     let bias = bias.then(|| x.parameter("bias", [features], Init::Zeros));
     x.linear(&weight, bias.as_ref())
+}
+
+/// The bias of stacked projections to query, key and value, `[3·width]`, of models whose keys have none (BEiT, Swin V2).
+pub fn query_value_bias(x: &Tensor, width: usize) -> Tensor {
+    let zeros = x.constant(Constant::filled([width], 0.0));
+    let part = |name| x.parameter(name, [width], Init::Zeros);
+    Tensor::concat(&[&part("q_bias"), &zeros, &part("v_bias")], 0)
 }
 
 /// Layer scale (Touvron et al., 2021): one learned factor per channel.

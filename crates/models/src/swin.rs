@@ -1,7 +1,8 @@
 //! Swin Transformer (Liu et al., 2021): attention inside windows, shifted in every second block, and patch merging between
-//! stages. Parameters have timm's names.
+//! stages. Swin V2 (Liu et al., 2022) has other norms and another attention. Parameters have timm's names.
 
 mod timm;
+mod v2;
 mod variants;
 
 use vit_graph::ops::{Activation, Attention, Constant, Conv2d, Pad, Unwindows, Windows};
@@ -9,8 +10,8 @@ use vit_graph::{Init, Tensor};
 
 use crate::architecture::{Network, PatchGrid, PositionLayout};
 use crate::layers::{
-    Building, Forward, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, refuses_patches,
-    relative_bias,
+    Building, Forward, TABLE, channels_last, drop_path_rate, head, layer_norm, linear, mlp, offsets, refuses_patches,
+    window_bias,
 };
 use crate::network_fields;
 use crate::variant::Variant;
@@ -21,9 +22,24 @@ const MASKED: f32 = -100.0;
 /// The most elements of one block's biases, over windows and pairs of positions.
 const MAX_BIAS: usize = 1 << 27;
 
+/// The version of the architecture.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SwinVersion {
+    /// Norms before attention and MLP, scaled dot products, a table of relative position biases.
+    V1,
+    /// Norms after attention, MLP and the reduction of merged patches; cosine attention; relative position biases that an MLP
+    /// computes; no bias of the keys.
+    V2 {
+        /// The windows of each stage in pre-training, if they were others.
+        pretrained_windows: Vec<Option<[usize; 2]>>,
+    },
+}
+
 /// One Swin Transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Swin {
+    /// The version of the architecture.
+    pub version: SwinVersion,
     /// Height and width of the image.
     pub image_size: [usize; 2],
     /// Side of a patch.
@@ -46,7 +62,7 @@ pub struct Swin {
     pub always_partition: bool,
     /// Width of the MLP's hidden layer as a multiple of each stage's width.
     pub mlp_ratios: Vec<f64>,
-    /// Biases in the query, key and value projections.
+    /// Biases in the query, key and value projections; in V2 not of the keys.
     pub qkv_bias: bool,
     /// The layer norms' epsilon.
     pub norm_epsilon: f32,
@@ -66,6 +82,7 @@ impl Default for Swin {
     /// Swin-T.
     fn default() -> Self {
         Swin {
+            version: SwinVersion::V1,
             image_size: [224, 224],
             patch_size: [4, 4],
             channels: 3,
@@ -113,7 +130,10 @@ impl Network for Swin {
     network_fields!(dropout, attention_dropout, drop_path);
 
     fn kind(&self) -> &'static str {
-        "Swin Transformer"
+        match self.version {
+            SwinVersion::V1 => "Swin Transformer",
+            SwinVersion::V2 { .. } => "Swin Transformer V2",
+        }
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
@@ -151,6 +171,11 @@ impl Network for Swin {
             {
                 return Some("a head must be 1 to 4096 wide and an MLP ratio from 0 to 64".into());
             }
+        }
+        if let SwinVersion::V2 { pretrained_windows } = &self.version
+            && let Some(reason) = v2::contradiction(self, pretrained_windows)
+        {
+            return Some(reason);
         }
         let ([rows, columns], [ih, iw], [ph, pw]) = (self.grid(), self.image_size, self.patch_size);
         if rows >> (stages - 1) == 0 || columns >> (stages - 1) == 0 || ih.max(iw) > 1 << 16 {
@@ -238,7 +263,7 @@ impl Forward<'_, Swin> {
         x
     }
 
-    /// Patch merging: four neighbouring patches become one.
+    /// Patch merging: four neighbouring patches become one. In V2 its norm is the last step.
     fn merge(&self, x: &Tensor, width: usize) -> Tensor {
         let _scope = x.scope("downsample");
         let even = (1..3).fold(x.clone(), |x, axis| match x.extent(axis) % 2 {
@@ -249,7 +274,14 @@ impl Forward<'_, Swin> {
         // Each four in column-major order, as in the original code.
         let fours =
             even.reshape([b, h / 2, 2, w / 2, 2, c]).permute([0, 1, 3, 4, 2, 5]).reshape([b, h / 2, w / 2, 4 * c]);
-        linear(&layer_norm(&fours, self.net.norm_epsilon, "norm"), width, false, "reduction")
+        let (norm, reduce) = (
+            |x: &Tensor| layer_norm(x, self.net.norm_epsilon, "norm"),
+            |x: &Tensor| linear(x, width, false, "reduction"),
+        );
+        match self.net.version {
+            SwinVersion::V1 => reduce(&norm(&fours)),
+            SwinVersion::V2 { .. } => norm(&reduce(&fours)),
+        }
     }
 
     fn block(&self, x: &Tensor, stage: usize, block: usize, drop_path: f32) -> Tensor {
@@ -259,14 +291,22 @@ impl Forward<'_, Swin> {
         if block.is_multiple_of(2) {
             windows.shift = [0, 0];
         }
-        let attention = self.attention(&layer_norm(x, swin.norm_epsilon, "norm1"), stage, windows);
-        let x = x + &self.building.drop_path(attention, drop_path);
         let hidden = (swin.widths[stage] as f64 * swin.mlp_ratios[stage]) as usize;
         let drop = |h| self.building.dropout(h, swin.projection_dropout);
-        let h = mlp(&layer_norm(&x, swin.norm_epsilon, "norm2"), hidden, swin.activation, drop, "mlp");
-        let x = x + self.building.drop_path(h, drop_path);
+        let x = self.branch(x, "norm1", drop_path, |h| self.attention(h, stage, windows));
+        let x = self.branch(&x, "norm2", drop_path, |h| mlp(h, hidden, swin.activation, drop, "mlp"));
         x.tap("");
         x
+    }
+
+    /// A residual branch with its norm: before it, in V2 after it.
+    fn branch(&self, x: &Tensor, norm: &str, drop_path: f32, of: impl Fn(&Tensor) -> Tensor) -> Tensor {
+        let epsilon = self.net.norm_epsilon;
+        let y = match self.net.version {
+            SwinVersion::V1 => of(&layer_norm(x, epsilon, norm)),
+            SwinVersion::V2 { .. } => v2::residual_post_norm(&of(x), epsilon, norm),
+        };
+        x + &self.building.drop_path(y, drop_path)
     }
 
     fn attention(&self, x: &Tensor, stage: usize, windows: Windows) -> Tensor {
@@ -275,17 +315,25 @@ impl Forward<'_, Swin> {
         let (width, heads) = (swin.widths[stage], swin.heads[stage]);
         let head_dim = swin.head_dims[stage].unwrap_or(width / heads);
         let tokens = x.apply(windows, &[]);
-        let qkv = linear(&tokens, 3 * head_dim * heads, swin.qkv_bias, "qkv");
-        let [rows, columns] = windows.size;
-        let table = x.parameter("relative_position_bias_table", [(2 * rows - 1) * (2 * columns - 1), heads], TABLE);
-        let mut bias = relative_bias(&table, windows.size);
+        let (operands, scale, table) = match &swin.version {
+            SwinVersion::V1 => {
+                let qkv = linear(&tokens, 3 * head_dim * heads, swin.qkv_bias, "qkv");
+                let table = x.parameter("relative_position_bias_table", [offsets(windows.size), heads], TABLE);
+                (vec![qkv], 1.0 / (head_dim as f32).sqrt(), table)
+            }
+            SwinVersion::V2 { pretrained_windows } => {
+                let table = v2::bias_table(x, heads, windows.size, pretrained_windows[stage]);
+                (v2::operands(&tokens, heads, swin.qkv_bias), 1.0, table)
+            }
+        };
+        let mut bias = window_bias(&table, windows.size);
         if windows.shift != [0, 0] {
             bias = bias + x.constant(mask(&image, windows));
         }
         let (dropout, seed) = self.building.attention_dropout(x, swin.attention_dropout);
-        let op = Attention { heads, scale: 1.0 / (head_dim as f32).sqrt(), packed: true, bias: true, dropout };
-        let others: Vec<&Tensor> = std::iter::once(&bias).chain(seed).collect();
-        let [y, weights] = qkv.attention(op, &others);
+        let op = Attention { heads, scale, packed: operands.len() == 1, bias: true, dropout };
+        let others: Vec<&Tensor> = operands[1..].iter().chain([&bias]).chain(seed).collect();
+        let [y, weights] = operands[0].attention(op, &others);
         weights.tap("weights");
         let y = self.building.dropout(linear(&y, width, true, "proj"), swin.projection_dropout);
         let y = y.apply(Unwindows { windows, image }, &[]);

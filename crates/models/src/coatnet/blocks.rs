@@ -1,15 +1,13 @@
 //! The two blocks of CoAtNet.
 
-use vit_graph::ops::{Activation, Attention, Constant, Pool2d, PoolMode};
+use vit_graph::ops::{Attention, Constant, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
 use super::{Convolutions, Downsample, RelativePositions, StrideOn, Transformers};
 use crate::layers::{
-    Building, Conv, Padding, TABLE, layer_scale, linear, log_offsets, relative_bias, round_width, squeeze_excite,
+    Building, CONTINUOUS_BIAS_DROPOUT, ContinuousBias, ContinuousForm, Conv, Padding, TABLE, layer_scale, round_width,
+    squeeze_excite, window_bias,
 };
-
-/// Dropout inside the MLP of relative positions.
-pub(super) const NETWORK_DROPOUT: f32 = 0.125;
 
 /// The shape of a block's result, and its rate of stochastic depth.
 #[derive(Clone, Copy)]
@@ -161,20 +159,19 @@ fn relative(t: &Transformers, building: &Building, x: &Tensor, heads: usize, gri
         RelativePositions::None => None,
         RelativePositions::Table => {
             let table = x.parameter("relative_position_bias_table", [offsets, heads], TABLE);
-            Some(relative_bias(&table, grid))
+            Some(window_bias(&table, grid))
         }
         RelativePositions::TableByHead => {
-            // The table's offsets are from key to query, those of `relative_bias` from query to key: it is reversed.
+            // The table's offsets are from key to query, those of `window_bias` from query to key: it is reversed.
             let table = x.parameter("relative_position_bias_table", [heads, rows, columns], TABLE);
             let table = table.reshape([heads, offsets]).permute([1, 0]);
             let reversed = x.constant(Constant::i32([offsets], (0..offsets as i32).rev().collect()));
-            Some(relative_bias(&table.gather(&reversed), grid))
+            Some(window_bias(&table.gather(&reversed), grid))
         }
         RelativePositions::Network(hidden) => {
-            let places = x.constant(Constant::f32([offsets, 2], log_offsets(grid)));
-            let h = linear(&places, hidden, true, "mlp.fc1").activation(Activation::Relu);
-            let h = building.dropout(h, NETWORK_DROPOUT);
-            Some(relative_bias(&linear(&h, heads, true, "mlp.fc2"), grid))
+            let network = ContinuousBias { hidden, form: ContinuousForm::Natural };
+            let drop = |h| building.dropout(h, CONTINUOUS_BIAS_DROPOUT);
+            Some(window_bias(&network.table(x, heads, grid, drop, ["mlp.fc1", "mlp.fc2"]), grid))
         }
     }
 }

@@ -1,34 +1,53 @@
-//! Relative positions inside a window: each offset between two positions has a bias per head.
+//! Relative positions: attention scores have a bias per head that depends on the offset between query and key. Biases are
+//! stored in a table of all offsets, or computed from them ([`ContinuousBias`](super::ContinuousBias)).
 
 use vit_graph::ops::Constant;
 use vit_graph::{Init, Tensor};
 
-/// The index of the offset of every pair of positions in a window, `[query][key]`.
-pub fn relative_index([rows, columns]: [usize; 2]) -> Vec<i32> {
-    let area = rows * columns;
-    let offset = |pair: usize| {
-        let (i, j) = (pair / area, pair % area);
-        let row = i / columns + rows - 1 - j / columns;
-        let column = i % columns + columns - 1 - j % columns;
-        (row * (2 * columns - 1) + column) as i32
-    };
-    (0..area * area).map(offset).collect()
-}
-
-/// The bias `[1, heads, area, area]` from a table `[offsets, heads]`.
-pub fn relative_bias(table: &Tensor, window: [usize; 2]) -> Tensor {
-    let (area, heads) = (window[0] * window[1], table.extent(1));
-    let index = table.constant(Constant::i32([area, area], relative_index(window)));
-    table.gather(&index).permute([2, 0, 1]).reshape([1, heads, area, area])
-}
-
-/// The signed logarithms of a window's offsets, `[offsets, 2]`, the input of an MLP that computes biases (Swin v2, with
-/// natural logarithms and without normalisation, as in timm's "cr" mode).
-pub fn log_offsets([rows, columns]: [usize; 2]) -> Vec<f32> {
-    let log = |offset: i64| offset.signum() as f32 * ((offset.abs() + 1) as f32).ln();
-    let side = |extent: usize| -(extent as i64 - 1)..extent as i64;
-    side(rows).flat_map(|y| side(columns).flat_map(move |x| [log(y), log(x)])).collect()
-}
-
 /// The initialisation of bias tables.
 pub const TABLE: Init = Init::TruncatedNormal { std: 0.02 };
+
+/// The number of offsets between two positions of a grid.
+pub fn offsets([rows, columns]: [usize; 2]) -> usize {
+    (2 * rows - 1) * (2 * columns - 1)
+}
+
+/// The biases of pairs with a prefix token (a class token or register), which has no place in the grid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PrefixBias {
+    /// None.
+    Zero,
+    /// Three rows of the table after those of the offsets: from a prefix token to a patch, from a patch to a prefix token,
+    /// between prefix tokens (BEiT).
+    Rows,
+}
+
+/// The row of the table for every pair of tokens, `[query][key]`: prefix tokens, then a grid. It is -1, which gathers
+/// zeros, where a pair has no bias.
+pub fn relative_index([rows, columns]: [usize; 2], prefix: usize, prefix_bias: PrefixBias) -> Vec<i32> {
+    let (tokens, offsets) = (prefix + rows * columns, offsets([rows, columns]) as i32);
+    let row = |pair: usize| match ((pair / tokens).checked_sub(prefix), (pair % tokens).checked_sub(prefix)) {
+        (Some(i), Some(j)) => {
+            let row = i / columns + rows - 1 - j / columns;
+            let column = i % columns + columns - 1 - j % columns;
+            (row * (2 * columns - 1) + column) as i32
+        }
+        _ if prefix_bias == PrefixBias::Zero => -1,
+        (None, Some(_)) => offsets,
+        (Some(_), None) => offsets + 1,
+        (None, None) => offsets + 2,
+    };
+    (0..tokens * tokens).map(row).collect()
+}
+
+/// The bias `[1, heads, tokens, tokens]` from a table `[rows, heads]`, where prefix tokens come before those of the grid.
+pub fn relative_bias(table: &Tensor, grid: [usize; 2], prefix: usize, prefix_bias: PrefixBias) -> Tensor {
+    let (tokens, heads) = (prefix + grid[0] * grid[1], table.extent(1));
+    let index = table.constant(Constant::i32([tokens, tokens], relative_index(grid, prefix, prefix_bias)));
+    table.gather(&index).permute([2, 0, 1]).reshape([1, heads, tokens, tokens])
+}
+
+/// The bias `[1, heads, area, area]` of a window from a table `[offsets, heads]`.
+pub fn window_bias(table: &Tensor, window: [usize; 2]) -> Tensor {
+    relative_bias(table, window, 0, PrefixBias::Zero)
+}

@@ -1,18 +1,24 @@
-//! The constructor of timm's `SwinTransformer`.
+//! The constructors of timm's `SwinTransformer` and `SwinTransformerV2`.
 
 use serde_json::{Map, Value, json};
+use vit_graph::ops::{Activation, Operation};
 
-use super::Swin;
+use super::{Swin, SwinVersion};
 use crate::config::timm::{mean_pooling, norm, object, short, square};
 use crate::config::{Arguments, Configured, TimmForm, pair, whole};
 use crate::layers::Norm;
 use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.swin_transformer.SwinTransformer";
+const CLASS_V2: &str = "timm.models.swin_transformer_v2.SwinTransformerV2";
 
 impl Configured for Swin {
     fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        (CLASS, arguments(self))
+        let class = match self.version {
+            SwinVersion::V1 => CLASS,
+            SwinVersion::V2 { .. } => CLASS_V2,
+        };
+        (class, arguments(self))
     }
 
     fn configure(&mut self, args: &Arguments) -> Result<(), String> {
@@ -47,6 +53,14 @@ impl Configured for Swin {
             Some(value) => per_stage(value, stages, |v| Some(whole(v))).ok_or_else(|| wrong("head_dim"))?,
             None => vec![self.head_dims[0]; stages],
         };
+        if let SwinVersion::V2 { pretrained_windows } = &mut self.version {
+            *pretrained_windows = match args.get("pretrained_window_sizes") {
+                Some(value) => per_stage(value, stages, pretrained).ok_or_else(|| wrong("pretrained_window_sizes"))?,
+                None if pretrained_windows.len() == stages => pretrained_windows.clone(),
+                None => vec![None; stages],
+            };
+        }
+        self.activation = args.activation("act_layer")?.unwrap_or(self.activation);
         self.always_partition = args.flag("always_partition")?.unwrap_or(self.always_partition);
         self.qkv_bias = args.flag("qkv_bias")?.unwrap_or(self.qkv_bias);
         match norm(args, "norm_layer", Norm::Layer { epsilon: self.norm_epsilon })? {
@@ -68,7 +82,9 @@ impl Configured for Swin {
     }
 
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
-        vec![(CLASS, Swin::default(), Preprocess::imagenet())]
+        let version = SwinVersion::V2 { pretrained_windows: vec![None; 4] };
+        let second = Swin { version, ..Swin::default() };
+        vec![(CLASS, Swin::default(), Preprocess::imagenet()), (CLASS_V2, second, Preprocess::imagenet())]
     }
 }
 
@@ -87,10 +103,19 @@ fn per_stage<T: Clone>(value: &Value, stages: usize, read: impl Fn(&Value) -> Op
     }
 }
 
+/// The window of a stage in pre-training; 0 where it was the model's.
+fn pretrained(value: &Value) -> Option<Option<[usize; 2]>> {
+    pair(value).map(|window| Some(window).filter(|[height, _]| *height > 0))
+}
+
+/// One value where those of all stages are equal.
+fn uniform<T: PartialEq>(stages: &[T]) -> Option<&T> {
+    stages.first().filter(|first| stages.iter().all(|stage| stage == *first))
+}
+
 /// The constructor's arguments that make this model.
 fn arguments(swin: &Swin) -> Map<String, Value> {
-    let uniform = swin.windows.windows(2).all(|two| two[0] == two[1]);
-    object(json!({
+    let mut args = object(json!({
         "img_size": swin.image_size,
         "patch_size": square(swin.patch_size),
         "in_chans": swin.channels,
@@ -98,8 +123,7 @@ fn arguments(swin: &Swin) -> Map<String, Value> {
         "embed_dim": swin.widths,
         "depths": swin.depths,
         "num_heads": swin.heads,
-        "head_dim": swin.head_dims,
-        "window_size": if uniform { square(swin.windows[0]) } else { json!(swin.windows) },
+        "window_size": uniform(&swin.windows).map_or_else(|| json!(swin.windows), |window| square(*window)),
         "always_partition": swin.always_partition,
         "mlp_ratio": swin.mlp_ratios,
         "qkv_bias": swin.qkv_bias,
@@ -108,7 +132,20 @@ fn arguments(swin: &Swin) -> Map<String, Value> {
         "proj_drop_rate": short(swin.projection_dropout),
         "attn_drop_rate": short(swin.attention_dropout),
         "drop_path_rate": short(swin.drop_path),
-    }))
+    }));
+    match &swin.version {
+        SwinVersion::V1 => {
+            args.insert("head_dim".into(), json!(swin.head_dims));
+        }
+        SwinVersion::V2 { pretrained_windows } => {
+            let sizes = pretrained_windows.iter().map(|window| window.map_or(json!(0), square));
+            args.insert("pretrained_window_sizes".into(), sizes.collect());
+        }
+    }
+    if swin.activation != Activation::Gelu {
+        args.insert("act_layer".into(), json!(swin.activation.name()));
+    }
+    args
 }
 
 /// The model that timm changes into this one and the arguments, or why it cannot.
@@ -128,12 +165,26 @@ fn base(swin: &Swin) -> Result<(String, Map<String, Value>), String> {
         args.remove(name);
     }
     args.insert("embed_dim".into(), json!(swin.widths[0]));
-    if swin.head_dims.iter().all(Option::is_none) {
-        args.remove("head_dim");
+    match &swin.version {
+        SwinVersion::V1 => {
+            if swin.activation != Activation::Gelu {
+                return Err("timm's Swin has no other activation than GELU".into());
+            }
+            if swin.head_dims.iter().all(Option::is_none) {
+                args.remove("head_dim");
+            }
+            // timm would read one pair as a size per stage.
+            if args["window_size"].is_array() {
+                args.insert("window_size".into(), json!(swin.windows));
+            }
+            Ok(("swin_tiny_patch4_window7_224".into(), args))
+        }
+        SwinVersion::V2 { .. } => {
+            let (Some(ratio), Some(_)) = (uniform(&swin.mlp_ratios), uniform(&swin.windows)) else {
+                return Err("timm's Swin V2 has one MLP ratio and one window size for all stages".into());
+            };
+            args.insert("mlp_ratio".into(), json!(ratio));
+            Ok(("swinv2_tiny_window8_256".into(), args))
+        }
     }
-    // timm would read one pair as a size per stage.
-    if args["window_size"].is_array() {
-        args.insert("window_size".into(), json!(swin.windows));
-    }
-    Ok(("swin_tiny_patch4_window7_224".into(), args))
 }
