@@ -1,6 +1,7 @@
 //! Compares a checkpoint with recordings of another library: the outputs for a recorded input, or the losses, gradients
 //! and final weights of recorded training steps.
 
+mod loss;
 #[cfg(feature = "train")]
 mod mixing;
 #[cfg(feature = "train")]
@@ -10,6 +11,7 @@ mod training;
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use vit_graph::device::Elements;
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
@@ -69,14 +71,18 @@ impl Verification {
     }
 }
 
-/// The largest absolute error that f32 sums in another order explain in models of ordinary size; in other precisions,
-/// times the ratio of their rounding error to that of f32.
-fn usual_tolerance(name: &str, precision: Precision) -> f64 {
-    let exact = match name {
+/// The largest absolute error: the one that the recording states, or what f32 sums in another order explain in models of
+/// ordinary size; in other precisions, times the ratio of their rounding error to that of f32.
+fn tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
+    let stated = &recording["tolerance"];
+    let stated = stated.get(name).or_else(|| stated.get("grad.*").filter(|_| name.starts_with("grad.")));
+    let exact = stated.and_then(Value::as_f64).unwrap_or(match name {
         _ if name.starts_with("attention_") => 5e-6,
+        _ if name.starts_with("grad.") => 5e-5,
         "tokens" | "feature_map" => 5e-5,
+        "loss" => 1e-5,
         _ => 2e-5,
-    };
+    });
     match precision {
         Precision::F32 => exact,
         Precision::Tf32 => 500.0 * exact,
@@ -94,8 +100,8 @@ fn tap(name: &str) -> String {
     }
 }
 
-/// Builds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it.
-/// With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
+/// Builds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it. If
+/// `labels` are among them, `loss` and `grad.NAME` are the mean cross-entropy and its gradients. With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
     let open = OpenOptions { weights: options.weights.as_deref(), allow_unmatched: false };
     let mut checkpoint = Checkpoint::open(folder, open)?;
@@ -105,7 +111,8 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         return Err(Error::Recording { path: recorded, what });
     }
     let mut io = safetensors::read(&recorded)?;
-    if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| channels_first(folder)) {
+    let recording = description(folder);
+    if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| recording["feature_map_layout"] == "NCHW") {
         *map = channels_last(map);
     }
     let unsuitable = |what: String| Error::Recording { path: recorded.clone(), what };
@@ -123,6 +130,8 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     let [batch, channels, height, width] = input.shape[..] else {
         return Err(unsuitable(format!("`input` should be [batch, channels, height, width], not {:?}", input.shape)));
     };
+    let labels = io.tensors.remove("labels");
+    loss::canonical_gradients(&mut io)?;
     if io.tensors.is_empty() {
         return Err(unsuitable("there is no array to compare with, only `input`".into()));
     }
@@ -133,6 +142,15 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     checkpoint.change(Changes { image_size: Some([height, width]), ..Changes::default() })?;
 
     let mut graph = checkpoint.config.architecture.build(batch, Mode::Inference)?;
+    let targets = match &labels {
+        Some(labels) => {
+            let classes = checkpoint.config.architecture.classes();
+            let none = |label| unsuitable(format!("the label {label} is none of {classes} classes"));
+            loss::append(&mut graph, &io)?;
+            Some(loss::one_hot(&labels.data, classes).map_err(none)?)
+        }
+        None => None,
+    };
     let available: Vec<String> =
         io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
     graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
@@ -141,11 +159,14 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     let device = options.device.open()?;
     let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
     executable.write("image", Elements::F32(&input.data))?;
+    if let Some(targets) = targets.filter(|_| graph.inputs().any(|(_, input)| input.name == "targets")) {
+        executable.write("targets", Elements::F32(&targets))?;
+    }
     executable.run()?;
 
     let mut arrays = Vec::new();
     for (name, expected) in io.tensors {
-        let tolerance = options.tolerance.unwrap_or_else(|| usual_tolerance(&name, options.device.precision));
+        let tolerance = options.tolerance.unwrap_or_else(|| tolerance(&name, &recording, options.device.precision));
         let (difference, note) = if available.contains(&name) {
             let value = graph.output(&tap(&name))?;
             let shape = graph.shape(value);
@@ -194,11 +215,11 @@ impl Comparison {
     }
 }
 
-/// Whether the recorded feature map is NCHW.
-fn channels_first(folder: &Path) -> bool {
-    let text = regular_file::read_to_string(&folder.join("config.json")).unwrap_or_default();
-    let config: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
-    config["feature_map_layout"] == "NCHW"
+/// The description of a recording, meta.json or config.json; null where there is none.
+fn description(folder: &Path) -> Value {
+    let read = |name: &str| regular_file::read_to_string(&folder.join(name)).ok();
+    let text = ["meta.json", "config.json"].into_iter().find_map(read).unwrap_or_default();
+    serde_json::from_str(&text).unwrap_or_default()
 }
 
 /// A feature map `[batch, channels, rows, columns]` in the order of this project's models, channels last.
