@@ -7,7 +7,7 @@ use vit_graph::Graph;
 
 use crate::architecture::{Architecture, PositionLayout};
 use crate::error::ModelError;
-use crate::layers::Mode;
+use crate::layers::{Mode, offsets};
 use crate::weights::positions::{Resampling, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
@@ -136,7 +136,6 @@ impl Adaptation<'_> {
                 resample_tokens(tensor, prefix, old, new, method)?
             }
             (PositionLayout::Line(_), PositionLayout::Line(new)) => resample_line(tensor, shape, new, method)?,
-            (PositionLayout::Offsets(old), PositionLayout::Offsets(new)) => resample_offsets(tensor, old, new, method)?,
             (PositionLayout::Window(old), PositionLayout::Window(new)) => resample_window(tensor, old, new)?,
             _ => None,
         };
@@ -180,7 +179,6 @@ fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLa
             format!("windows of {}, positions resampled", sizes(old, new))
         }
         (PositionLayout::Tokens { grid: old, .. }, PositionLayout::Tokens { grid: new, .. })
-        | (PositionLayout::Offsets(old), PositionLayout::Offsets(new))
             if tensor.shape == shape =>
         {
             format!("{} patches, positions resampled ({method})", sizes(old, new))
@@ -219,28 +217,15 @@ fn resample_line(
     Ok(Some(Tensor::new(shape.to_vec(), resized.data)?))
 }
 
-/// Offsets between patches form a grid; rows for prefix tokens follow it.
-fn resample_offsets(
-    tensor: &Tensor,
-    old: [usize; 2],
-    new: [usize; 2],
-    method: Resampling,
-) -> Result<Option<Tensor>, ModelError> {
-    let [rows, heads] = tensor.shape[..] else { return Ok(None) };
-    let [old, new] = [old, new].map(|grid| grid.map(|extent| 2 * extent - 1));
-    let Some(others) = rows.checked_sub(old[0] * old[1]) else { return Ok(None) };
-    let (grid, rest) = tensor.data.split_at(old[0] * old[1] * heads);
-    let grid = Tensor::new(vec![1, old[0] * old[1], heads], grid.to_vec())?;
-    let mut resized = resample(&grid, 0, Some(old), new, method)?.data;
-    resized.extend_from_slice(rest);
-    Ok(Some(Tensor::new(vec![new[0] * new[1] + others, heads], resized)?))
-}
-
+/// Biases of offsets for another window. Rows after those of the offsets (BEiT's for the class token) are kept.
 fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<Option<Tensor>, ModelError> {
     Ok(match tensor.shape[..] {
-        [_, heads] => {
-            let data = relative::resample_table(&tensor.data, heads, old, new)?;
-            Some(Tensor::new(vec![(2 * new[0] - 1) * (2 * new[1] - 1), heads], data)?)
+        [rows, heads] => {
+            let Some(others) = rows.checked_sub(offsets(old)) else { return Ok(None) };
+            let (table, rest) = tensor.data.split_at(offsets(old) * heads);
+            let mut data = relative::resample_table(table, heads, old, new)?;
+            data.extend_from_slice(rest);
+            Some(Tensor::new(vec![offsets(new) + others, heads], data)?)
         }
         [_, _, _] => Some(relative::resample_by_head(tensor, old, new)?),
         _ => None,

@@ -211,9 +211,8 @@ pub enum PositionLayout {
     },
     /// So many vectors, one per row or per column.
     Line(usize),
-    /// `[offsets + others, heads]`: one bias per offset between two patches of this grid, then others.
-    Offsets([usize; 2]),
-    /// `[offsets, heads]` or `[heads, rows of offsets, columns of offsets]`: one bias per offset inside a window of this size.
+    /// `[offsets + others, heads]` or `[heads, rows of offsets, columns of offsets]`: one bias per offset between two positions
+    /// of a window of this size, then others that do not depend on it.
     Window([usize; 2]),
 }
 

@@ -197,7 +197,7 @@ impl Checkpoint {
     pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
         let unwritable = |what| ModelError::Folder { path: folder.into(), what };
         let (weights, files) = match layout {
-            Layout::Timm => (Cow::Borrowed(&self.weights), vec![("config.json", config::timm_config(&self.config))]),
+            Layout::Timm => (self.timm_weights()?, vec![("config.json", config::timm_config(&self.config))]),
             Layout::HuggingFace => {
                 let config = config::hugging_face_config(&self.config).map_err(unwritable)?;
                 let preprocessor = config::hugging_face_preprocessor(&self.config);
@@ -213,6 +213,19 @@ impl Checkpoint {
             write_json(&path, &json).map_err(|error| ModelError::Io { path, error })?;
         }
         Ok(())
+    }
+
+    /// The weights under timm's names.
+    fn timm_weights(&self) -> Result<Cow<'_, Weights>, ModelError> {
+        let theirs = |name: &String| self.config.architecture.timm_name(name);
+        if self.weights.tensors.keys().all(|name| theirs(name).is_none()) {
+            return Ok(Cow::Borrowed(&self.weights));
+        }
+        let mut renamed = Weights { metadata: self.weights.metadata.clone(), ..Weights::default() };
+        for (name, tensor) in &self.weights.tensors {
+            renamed.insert(theirs(name).unwrap_or_else(|| name.clone()), tensor.clone())?;
+        }
+        Ok(Cow::Owned(renamed))
     }
 }
 

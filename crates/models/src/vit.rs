@@ -3,17 +3,21 @@
 //! The layers follow the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
 //! Parameters have timm's names.
 
+mod beit;
 mod guess;
 mod mimetic;
 mod network;
 mod parallel;
 mod pooling;
 mod positions;
+mod relative;
+mod relpos;
 mod timm;
 mod variants;
 
 pub use pooling::Pooling;
 pub use positions::{Positions, PositionsOn, sin_cos};
+pub use relative::{BiasSharing, RelativeBias, RelativeBiasKind};
 pub use variants::{PAPER_SIZES, VitSize};
 
 use vit_graph::ops::{Activation, Attention, Conv2d};
@@ -21,6 +25,7 @@ use vit_graph::{Init, Tensor};
 
 use crate::layers::{
     Forward, Gate, Mlp, NormKind, channels_last, drop_path_rate, glorot, layer_scale, linear, linear_from,
+    query_value_bias,
 };
 use crate::resnetv2::ResNetV2;
 
@@ -48,9 +53,40 @@ pub enum FinalNorm {
     Absent,
 }
 
+/// The class of timm that has these options. It decides in which form a model is written, and nothing that it computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lineage {
+    /// `VisionTransformer`.
+    VisionTransformer,
+    /// `Beit` (Bao et al., 2021).
+    Beit,
+    /// `VisionTransformerRelPos`.
+    RelPos,
+}
+
+/// The projections to query, key and value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Qkv {
+    /// Their biases.
+    pub bias: QkvBias,
+}
+
+/// Which of the projections to query, key and value have a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkvBias {
+    /// None of them.
+    None,
+    /// All.
+    All,
+    /// Query and value, each as its own parameter (BEiT).
+    QueryValue,
+}
+
 /// One Vision Transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vit {
+    /// The class of timm whose options these are.
+    pub lineage: Lineage,
     /// Height and width of the image.
     pub image_size: [usize; 2],
     /// Height and width of a patch.
@@ -99,10 +135,12 @@ pub struct Vit {
     pub final_norm: FinalNorm,
     /// Width of the pre-training head's hidden layer with tanh; `None` for the fine-tuning head, one linear layer.
     pub pre_logits: Option<usize>,
-    /// Biases in the query, key and value projections.
-    pub qkv_bias: bool,
+    /// The projections to query, key and value.
+    pub qkv: Qkv,
     /// Biases in the projection of attention and in the MLP.
     pub projection_bias: bool,
+    /// A bias on attention scores by relative position.
+    pub relative_bias: Option<RelativeBias>,
     /// A norm on queries and keys of each head.
     pub qk_norm: bool,
     /// A norm on the result of attention, before its projection.
@@ -127,6 +165,7 @@ impl Default for Vit {
     /// ViT-B/16 at 224 pixels for ImageNet-1k.
     fn default() -> Self {
         Vit {
+            lineage: Lineage::VisionTransformer,
             image_size: [224, 224],
             patch_size: [16, 16],
             backbone: None,
@@ -151,8 +190,9 @@ impl Default for Vit {
             pre_norm: false,
             final_norm: FinalNorm::BeforePooling,
             pre_logits: None,
-            qkv_bias: true,
+            qkv: Qkv { bias: QkvBias::All },
             projection_bias: true,
+            relative_bias: None,
             qk_norm: false,
             attention_norm: false,
             layer_scale: None,
@@ -185,14 +225,25 @@ impl Vit {
     }
 }
 
+/// What a block depends on besides the tokens.
+struct BlockInputs {
+    /// Its index.
+    depth: usize,
+    /// The bias on attention scores that all blocks share.
+    shared_bias: Option<Tensor>,
+}
+
 impl Forward<'_, Vit> {
     /// Outputs: `tokens` after the encoder, `features` before the head, and `logits` if there are classes; with a
     /// distillation head `logits_cls` and `logits_dist` too. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
     /// `blocks.N.attn.weights`.
     fn run(&self, image: &Tensor) {
         let mut x = self.embed(image);
+        let shared_bias = relative::shared_bias(self.net, self.building, &x);
+        let mut inputs = BlockInputs { depth: 0, shared_bias };
         for depth in 0..self.net.depth {
-            x = self.block(x, depth);
+            inputs.depth = depth;
+            x = self.block(x, &inputs);
         }
         if self.net.final_norm == FinalNorm::BeforePooling {
             x = self.norm(&x, "norm");
@@ -257,42 +308,41 @@ impl Forward<'_, Vit> {
         .collect()
     }
 
-    fn block(&self, x: Tensor, depth: usize) -> Tensor {
-        let _scope = x.scope(&format!("blocks.{depth}"));
+    fn block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
+        let _scope = x.scope(&format!("blocks.{}", inputs.depth));
         let x = match self.net.block {
-            BlockKind::PreNorm => self.pre_norm_block(x, depth),
-            BlockKind::PostNorm => self.post_norm_block(x, depth),
-            BlockKind::Parallel => self.parallel_block(x, depth),
-            BlockKind::Branches(branches) => self.branches_block(x, depth, branches),
+            BlockKind::PreNorm => self.pre_norm_block(x, inputs),
+            BlockKind::PostNorm => self.post_norm_block(x, inputs),
+            BlockKind::Parallel => self.parallel_block(x, inputs),
+            BlockKind::Branches(branches) => self.branches_block(x, inputs, branches),
         };
         x.tap("");
         x
     }
 
     /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
-    fn pre_norm_block(&self, x: Tensor, depth: usize) -> Tensor {
+    fn pre_norm_block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
         let h = self.norm(&x, "norm1");
-        let x = x + self.branch(self.attention(&h, "attn"), depth, "ls1");
+        let x = x + self.branch(self.attention(&h, inputs, "attn"), inputs.depth, "ls1");
         let h = self.norm(&x, "norm2");
-        x + self.branch(self.mlp(&h, "mlp"), depth, "ls2")
+        x + self.branch(self.mlp(&h, "mlp"), inputs.depth, "ls2")
     }
 
     /// The same with the norms at the end of the branches, in place of layer scale, whose starting value their weights have.
-    fn post_norm_block(&self, x: Tensor, depth: usize) -> Tensor {
+    fn post_norm_block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
         let Vit { norm, norm_epsilon, layer_scale, .. } = *self.net;
         let init = layer_scale.map_or(Init::Ones, Init::Constant);
-        let branch = |y: Tensor, name| self.drop_path(norm.apply_from(&y, norm_epsilon, init, name), depth);
-        let x = &x + &branch(self.attention(&x, "attn"), "norm1");
+        let branch = |y: Tensor, name| self.drop_path(norm.apply_from(&y, norm_epsilon, init, name), inputs.depth);
+        let x = &x + &branch(self.attention(&x, inputs, "attn"), "norm1");
         &x + &branch(self.mlp(&x, "mlp"), "norm2")
     }
 
     /// Multi-head self-attention (appendix A).
-    fn attention(&self, x: &Tensor, name: &str) -> Tensor {
+    fn attention(&self, x: &Tensor, inputs: &BlockInputs, name: &str) -> Tensor {
         let vit = self.net;
         let _scope = x.scope(name);
-        // Three stacked matrices, each initialised as a `dim x dim` one.
-        let qkv = linear_from(x, 3 * vit.dim, vit.qkv_bias, glorot(vit.dim, vit.dim), "qkv");
-        let [mut y, weights] = self.attend(&qkv);
+        let qkv = self.qkv(x);
+        let [mut y, weights] = self.attend(&qkv, inputs);
         weights.tap("weights");
         if vit.attention_norm {
             y = self.norm(&y, "norm");
@@ -303,10 +353,10 @@ impl Forward<'_, Vit> {
     }
 
     /// `softmax(q kᵀ / √d + bias) v` in every head, and the weights, from `qkv [batch, tokens, 3 · dim]`.
-    fn attend(&self, qkv: &Tensor) -> [Tensor; 2] {
+    fn attend(&self, qkv: &Tensor, inputs: &BlockInputs) -> [Tensor; 2] {
         let (vit, [batch, tokens]) = (self.net, [qkv.extent(0), qkv.extent(1)]);
         let head_dim = vit.dim / vit.heads;
-        let bias = positions::relative_bias(vit, qkv);
+        let bias = relative::block_bias(vit, self.building, qkv, inputs.shared_bias.as_ref());
         let (dropout, seed) = self.building.attention_dropout(qkv, vit.attention_dropout);
         let op = Attention {
             heads: vit.heads,
@@ -326,6 +376,19 @@ impl Forward<'_, Vit> {
         };
         let (q, k, v) = (normed(part(0), "q_norm"), normed(part(1), "k_norm"), part(2));
         q.attention(op, &[vec![&k, &v], others].concat())
+    }
+
+    /// The projections to query, key and value: three stacked matrices, each initialised as a `dim x dim` one.
+    fn qkv(&self, x: &Tensor) -> Tensor {
+        let (dim, init) = (self.net.dim, glorot(self.net.dim, self.net.dim));
+        match self.net.qkv.bias {
+            QkvBias::None => linear_from(x, 3 * dim, false, init, "qkv"),
+            QkvBias::All => linear_from(x, 3 * dim, true, init, "qkv"),
+            QkvBias::QueryValue => {
+                let weight = x.parameter("qkv.weight", [3 * dim, dim], init);
+                x.linear(&weight, Some(&query_value_bias(x, dim)))
+            }
+        }
     }
 
     fn mlp(&self, x: &Tensor, name: &str) -> Tensor {

@@ -10,12 +10,28 @@ use vit_graph::ops::{Activation, Data, Op, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
-use vit_models::vit::{FinalNorm, Pooling, Positions, PositionsOn, Vit};
+use vit_models::layers::{ContinuousBias, ContinuousForm};
+use vit_models::vit::{
+    BiasSharing, FinalNorm, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias, RelativeBiasKind, Vit,
+};
 use vit_models::{Mode, Network, Preprocess, ProblemType};
 
-const POSITIONS: [Positions; 5] =
-    [Positions::None, Positions::Learned, Positions::Learned2d, Positions::SinCos, Positions::Relative];
+const POSITIONS: [(Positions, Option<RelativeBias>); 8] = [
+    (Positions::None, None),
+    (Positions::Learned, None),
+    (Positions::Learned2d, None),
+    (Positions::SinCos, None),
+    (Positions::None, Some(RelativeBias::TABLES)),
+    (Positions::Learned, Some(RelativeBias { kind: RelativeBiasKind::Table, sharing: BiasSharing::Both })),
+    (Positions::None, Some(continuous(ContinuousForm::Natural, BiasSharing::Shared))),
+    (Positions::None, Some(continuous(ContinuousForm::Swin { pretrained: None }, BiasSharing::PerBlock))),
+];
+const QKV_BIASES: [QkvBias; 3] = [QkvBias::None, QkvBias::All, QkvBias::QueryValue];
 const SEED: [i32; 4] = [3, 1, 4, 1];
+
+const fn continuous(form: ContinuousForm, sharing: BiasSharing) -> RelativeBias {
+    RelativeBias { kind: RelativeBiasKind::Continuous(ContinuousBias { hidden: 5, form }), sharing }
+}
 
 /// The prefix tokens: class token, distillation token with its head or without, registers.
 const TOKENS: [(bool, bool, bool, usize); 7] = [
@@ -41,7 +57,7 @@ fn models() -> Vec<Vit> {
     ];
     let mut all = Vec::new();
     let mut turn = 0usize;
-    for positions in POSITIONS {
+    for (positions, relative_bias) in POSITIONS {
         for positions_on in [PositionsOn::AllTokens, PositionsOn::Patches] {
             for (class_token, distillation_token, distillation_head, registers) in TOKENS {
                 for pooling in [Pooling::Token, Pooling::Mean, Pooling::Map] {
@@ -75,7 +91,8 @@ fn models() -> Vec<Vit> {
                             qk_norm: on(0),
                             layer_scale: on(1).then_some(0.5),
                             pre_norm: on(2),
-                            qkv_bias: on(3),
+                            qkv: Qkv { bias: QKV_BIASES[turn / 8 % 3] },
+                            relative_bias,
                             pre_logits: (on(4) && !distillation_head).then_some(6),
                             activation: ACTIVATIONS[turn % ACTIVATIONS.len()],
                             norm_epsilon: if on(5) { 1e-3 } else { 1e-6 },
@@ -189,7 +206,8 @@ fn every_parameter_has_a_gradient() {
             let gradient = &found[&format!("grad.{}", parameter.name)];
             let largest = gradient.data().iter().fold(0.0, |m: f64, g| m.max(g.abs()));
             // A bias common to all keys does not change the attention weights.
-            let none = parameter.name.ends_with(".k_norm.bias");
+            let none = parameter.name.ends_with(".k_norm.bias")
+                || (parameter.name.ends_with("rel_pos.mlp.fc2.bias") && vit.prefix_tokens() == 0);
             assert_eq!(largest < 1e-9, none, "{} has up to {largest:e} in {vit:?}", parameter.name);
             assert!(gradient.data().iter().all(|g| g.is_finite()));
         }
@@ -264,7 +282,8 @@ fn relative_indices(class_token: bool) -> Vec<i32> {
         depth: 1,
         class_token,
         pooling: Pooling::Mean,
-        positions: Positions::Relative,
+        positions: Positions::None,
+        relative_bias: Some(RelativeBias::TABLES),
         ..Vit::default()
     };
     let graph = vit.build(1, Mode::Inference).unwrap();

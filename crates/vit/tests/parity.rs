@@ -73,8 +73,21 @@ cases! {
     timm_efficientnet_tf: MAPPED;
     timm_convnext: MAPPED;
     timm_swin: MAPPED;
+    timm_beit: JAX;
+    timm_relpos: ONE_HEAD;
     timm_coatnet: MAPPED;
     timm_coatnet_rw: MAPPED;
+}
+
+/// Swin V2 is recorded with its loss and every gradient.
+#[test]
+fn timm_swinv2() {
+    let io = recorded("timm_swinv2");
+    let mut arrays: Vec<&str> =
+        io.tensors.keys().map(String::as_str).filter(|n| !["input", "labels"].contains(n)).collect();
+    arrays.sort_unstable();
+    assert!(arrays.iter().filter(|name| name.starts_with("grad.")).count() > 90);
+    agrees("timm_swinv2", None, &arrays);
 }
 
 #[test]

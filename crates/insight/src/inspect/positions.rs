@@ -61,11 +61,11 @@ fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
             Ok((0..rows * columns).flat_map(one).collect())
         }
         Positions::SinCos => Ok(sin_cos(vit.grid(), vit.dim)),
+        Positions::None if vit.relative_bias.is_some() => Err(InsightError::Unsuitable(
+            "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
+        )),
         Positions::None => Err(InsightError::Unsuitable(
             "Similarity of positions: this model has no position embeddings; it sees a bag of patches.".into(),
-        )),
-        Positions::Relative => Err(InsightError::Unsuitable(
-            "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
         )),
     }
 }

@@ -7,7 +7,7 @@ use super::timm::{short, square};
 use super::{Arguments, Config, hub};
 use crate::layers::{Gate, NormKind};
 use crate::problem_type::ProblemType;
-use crate::vit::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit};
+use crate::vit::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Qkv, QkvBias, Vit};
 use vit_preprocess::{CropMode, Filter, Preprocess};
 
 /// Options that do not change what the model computes.
@@ -68,7 +68,7 @@ fn build(deit: bool, class: &str, map: &Map<String, Value>, preprocessor: Option
         mlp_dim: args.count("intermediate_size")?.unwrap_or(3072),
         distillation_token: deit,
         distillation_head: class.ends_with("WithTeacher"),
-        qkv_bias: args.flag("qkv_bias")?.unwrap_or(true),
+        qkv: Qkv { bias: if args.flag("qkv_bias")?.unwrap_or(true) { QkvBias::All } else { QkvBias::None } },
         activation: args.activation("hidden_act")?.unwrap_or(Activation::Gelu),
         norm_epsilon: args.number("layer_norm_eps")?.unwrap_or(1e-12) as f32,
         dropout: rate("hidden_dropout_prob")?,
@@ -159,6 +159,8 @@ fn expressed(config: &Config) -> Result<Value, String> {
         ("convolutional stages before the encoder", vit.backbone.is_some()),
         ("register tokens", vit.registers > 0),
         ("layer scale", vit.layer_scale.is_some()),
+        ("relative positions", vit.relative_bias.is_some()),
+        ("biases of query and value alone", vit.qkv.bias == QkvBias::QueryValue),
         ("query-key norm", vit.qk_norm),
         ("a norm before the blocks", vit.pre_norm),
         ("a norm on the patch embeddings", vit.patch_norm),
@@ -212,7 +214,7 @@ fn expressed(config: &Config) -> Result<Value, String> {
         "num_channels": vit.channels,
         "hidden_act": activation,
         "layer_norm_eps": short(vit.norm_epsilon),
-        "qkv_bias": vit.qkv_bias,
+        "qkv_bias": vit.qkv.bias != QkvBias::None,
         "hidden_dropout_prob": short(vit.dropout),
         "attention_probs_dropout_prob": short(vit.attention_dropout),
         "id2label": id2label,

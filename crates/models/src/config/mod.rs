@@ -55,6 +55,12 @@ pub trait Configured: NetworkObject {
         TimmForm::published(self.constructor().1)
     }
 
+    /// The name of a parameter in timm's files, where it is not this project's.
+    fn timm_name(&self, parameter: &str) -> Option<String> {
+        let _ = parameter;
+        None
+    }
+
     /// Whether another model is the same but for what timm's arguments leave out.
     fn same_in_timm(&self, other: &Architecture) -> bool {
         self.equals(&**other)

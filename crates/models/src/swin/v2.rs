@@ -4,7 +4,7 @@ use vit_graph::{Init, Tensor};
 
 use super::Swin;
 use crate::layers::{
-    ContinuousBias, ContinuousForm, clamped_scale, cosine_operands, NormKind, glorot, query_value_bias,
+    ContinuousBias, ContinuousForm, NormKind, clamped_scale, cosine_operands, glorot, query_value_bias,
 };
 
 /// Width of the hidden layer of the MLP that computes biases.

@@ -3,9 +3,12 @@
 
 use vit_graph::ops::Activation;
 
-use super::{FinalNorm, PAPER_SIZES, Pooling, Positions, PositionsOn, Vit, variants};
+use super::{
+    BiasSharing, FinalNorm, Lineage, PAPER_SIZES, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias,
+    RelativeBiasKind, Vit, variants,
+};
 use crate::config::{Config, google_stages};
-use crate::layers::Stem;
+use crate::layers::{ContinuousBias, ContinuousForm, Stem};
 use crate::problem_type::ProblemType;
 use crate::resnetv2::ResNetV2;
 use crate::weights::{Scheme, Weights};
@@ -30,6 +33,11 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         () if class_token && shape("fc_norm.weight").is_none() => Pooling::Token,
         () => Pooling::Mean,
     };
+    let qkv_bias = match () {
+        () if first("attn.qkv.bias").is_some() => QkvBias::All,
+        () if first("attn.q_bias").is_some() => QkvBias::QueryValue,
+        () => QkvBias::None,
+    };
     let mut vit = Vit {
         patch_size: [ph, pw],
         backbone: backbone.map(Box::new),
@@ -47,7 +55,9 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         pre_norm: shape("norm_pre.weight").is_some(),
         final_norm: if shape("fc_norm.weight").is_some() { FinalNorm::AfterPooling } else { FinalNorm::BeforePooling },
         pre_logits: shape("pre_logits.fc.weight").and_then(|s| s.first().copied()),
-        qkv_bias: first("attn.qkv.bias").is_some(),
+        qkv: Qkv { bias: qkv_bias },
+        relative_bias: relative_bias(weights),
+        lineage: if qkv_bias == QkvBias::QueryValue { Lineage::Beit } else { Lineage::VisionTransformer },
         qk_norm: head_dim.is_some(),
         layer_scale: first("ls1.gamma").is_some().then_some(1e-5),
         activation: if scheme == Scheme::Jax { Activation::GeluTanh } else { Activation::Gelu },
@@ -55,6 +65,12 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         ..Vit::default()
     };
     place_positions(&mut vit, shape("pos_embed"));
+    if let Some((side, heads)) = relative_table(weights) {
+        vit.heads = heads;
+        if vit.positions == Positions::None {
+            vit.image_size = [side * ph, side * pw];
+        }
+    }
     let preprocessing = preprocessing(&vit, scheme);
     let name = variants::variants().into_iter().find(|v| v.architecture == vit.clone().into()).map(|v| v.name);
     Some(Config {
@@ -64,6 +80,39 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         labels: Vec::new(),
         problem_type: ProblemType::default(),
     })
+}
+
+/// Names of the relative position biases of one block and of all blocks.
+const BIASES: [&str; 2] = ["blocks.0.attn.rel_pos", "shared_rel_pos"];
+
+/// Relative position biases, in tables or by an MLP.
+fn relative_bias(weights: &Weights) -> Option<RelativeBias> {
+    let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
+    let kinds = BIASES.map(|name| match shape(&format!("{name}.mlp.fc1.weight")) {
+        Some(&[hidden, 2]) => {
+            let biased = shape(&format!("{name}.mlp.fc2.bias")).is_some();
+            let form = if biased { ContinuousForm::Natural } else { ContinuousForm::Swin { pretrained: None } };
+            Some(RelativeBiasKind::Continuous(ContinuousBias { hidden, form }))
+        }
+        _ => shape(&format!("{name}.relative_position_bias_table")).map(|_| RelativeBiasKind::Table),
+    });
+    let sharing = match kinds {
+        [None, None] => return None,
+        [Some(_), None] => BiasSharing::PerBlock,
+        [None, Some(_)] => BiasSharing::Shared,
+        [Some(_), Some(_)] => BiasSharing::Both,
+    };
+    Some(RelativeBias { kind: kinds.into_iter().flatten().next()?, sharing })
+}
+
+/// Rows of patches and heads of a table of biases, if the grid is square: `(2 rows - 1)²` offsets, and three more rows with a
+/// class token.
+fn relative_table(weights: &Weights) -> Option<(usize, usize)> {
+    let table = BIASES.iter().find_map(|name| weights.tensors.get(&format!("{name}.relative_position_bias_table")))?;
+    let &[rows, heads] = table.shape.as_slice() else { return None };
+    let others = if weights.tensors.contains_key("cls_token") { 3 } else { 0 };
+    let side = rows.checked_sub(others)?.isqrt();
+    (side * side + others == rows && side % 2 == 1).then_some((side.div_ceil(2), heads))
 }
 
 /// The image size follows from the number of positions, if the grid is square.

@@ -2,7 +2,9 @@
 
 use vit_graph::Tensor;
 
-use super::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit, guess, positions, variants};
+use super::{
+    BlockKind, FinalNorm, Pooling, Positions, PositionsOn, QkvBias, Vit, guess, positions, relative, variants,
+};
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::Config;
 use crate::layers::{Building, Forward, Gate, refuses_patches};
@@ -63,11 +65,12 @@ impl Network for Vit {
             return Some(what);
         }
         let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction());
-        backbone.or_else(|| positions::contradiction(self))
+        backbone.or_else(|| positions::contradiction(self)).or_else(|| relative::contradiction(self))
     }
 
     fn rates(&self) -> Vec<f32> {
-        vec![self.dropout, self.attention_dropout, self.drop_path]
+        let relative = self.relative_bias.map_or(0.0, |relative| relative.dropout());
+        vec![self.dropout, self.attention_dropout, self.drop_path, relative]
     }
 
     fn heads(&self) -> &'static [&'static str] {
@@ -118,7 +121,7 @@ impl Network for Vit {
             }
             "pos_embed_row" => Some(PositionLayout::Line(rows)),
             "pos_embed_column" => Some(PositionLayout::Line(columns)),
-            _ if parameter.ends_with("relative_position_bias_table") => Some(PositionLayout::Offsets(self.grid())),
+            _ if parameter.ends_with("relative_position_bias_table") => Some(PositionLayout::Window(self.grid())),
             _ => None,
         }
     }
@@ -142,7 +145,12 @@ impl Network for Vit {
             Positions::Learned => "learned, one vector per token",
             Positions::Learned2d => "learned, by row and column",
             Positions::SinCos => "sines and cosines",
-            Positions::Relative => "relative, a bias on attention",
+        };
+        let relative = self.relative_bias.map(|_| "relative, a bias on attention");
+        let positions = match (positions, relative) {
+            ("none", Some(relative)) => relative.to_string(),
+            (embedded, Some(relative)) => format!("{embedded}; {relative}"),
+            (embedded, None) => embedded.to_string(),
         };
         let pooled = if self.pool_prefix { "all tokens" } else { "the patch tokens" };
         let pooling = match self.pooling {
@@ -174,7 +182,7 @@ impl Network for Vit {
                     self.mlp_dim
                 ),
             ),
-            ("Positions", positions.into()),
+            ("Positions", positions),
             ("Answers from", pooling),
         ]
     }
@@ -200,6 +208,9 @@ impl Vit {
             BlockKind::Parallel if gated || self.attention_norm => Some(
                 "a block with attention and MLP side by side has neither a gate nor norms inside its branches".into(),
             ),
+            BlockKind::Parallel if self.qkv.bias == QkvBias::QueryValue => {
+                Some("a block with attention and MLP side by side has biases of query, key and value, or none".into())
+            }
             BlockKind::Branches(branches) if !(1..=64).contains(&branches) => {
                 Some(format!("the number of branches of a block is {branches}, it must be from 1 to 64"))
             }

@@ -2,38 +2,39 @@
 
 use vit_graph::{Init, Tensor};
 
-use super::Vit;
+use super::{BlockInputs, QkvBias, Vit};
 use crate::layers::{Forward, linear, linear_parts};
 
 impl Forward<'_, Vit> {
     /// The block of "Scaling Vision Transformers to 22 Billion Parameters": one norm and one projection for the MLP's hidden
     /// layer, the queries, the keys and the values; attention and MLP share the residual connection.
-    pub(super) fn parallel_block(&self, x: Tensor, depth: usize) -> Tensor {
+    pub(super) fn parallel_block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
         let vit = self.net;
         let h = self.norm(&x, "in_norm");
-        let [mut hidden, qkv] = linear_parts(&h, [vit.mlp_dim, 3 * vit.dim], vit.qkv_bias, "in_proj");
-        if !vit.qkv_bias {
+        let biased = vit.qkv.bias == QkvBias::All;
+        let [mut hidden, qkv] = linear_parts(&h, [vit.mlp_dim, 3 * vit.dim], biased, "in_proj");
+        if !biased {
             hidden = hidden + x.parameter("mlp_bias", [vit.mlp_dim], Init::Zeros);
         }
-        let [y, weights] = self.attend(&qkv);
+        let [y, weights] = self.attend(&qkv, inputs);
         weights.tap("attn.weights");
         let y = linear(&y, vit.dim, vit.projection_bias, "attn_out_proj");
         y.tap("attn");
         let hidden = self.drop(hidden.activation(vit.activation));
         let y = y + linear(&hidden, vit.dim, vit.projection_bias, "mlp_out_proj");
-        x + self.branch(y, depth, "ls")
+        x + self.branch(y, inputs.depth, "ls")
     }
 
     /// The block of "Three things everyone should know about Vision Transformers": the sum of several attentions, then the
     /// sum of as many MLPs.
-    pub(super) fn branches_block(&self, x: Tensor, depth: usize, branches: usize) -> Tensor {
+    pub(super) fn branches_block(&self, x: Tensor, inputs: &BlockInputs, branches: usize) -> Tensor {
         let attention = |x: &Tensor, i: usize| {
             let _scope = x.scope(&format!("attns.{i}"));
-            self.branch(self.attention(&self.norm(x, "norm"), "attn"), depth, "ls")
+            self.branch(self.attention(&self.norm(x, "norm"), inputs, "attn"), inputs.depth, "ls")
         };
         let mlp = |x: &Tensor, i: usize| {
             let _scope = x.scope(&format!("ffns.{i}"));
-            self.branch(self.mlp(&self.norm(x, "norm"), "mlp"), depth, "ls")
+            self.branch(self.mlp(&self.norm(x, "norm"), "mlp"), inputs.depth, "ls")
         };
         let x = (1..branches).fold(attention(&x, 0), |sum, i| sum + attention(&x, i)) + x;
         (1..branches).fold(mlp(&x, 0), |sum, i| sum + mlp(&x, i)) + x

@@ -1,4 +1,4 @@
-//! Position embeddings: none, learned, learned per row and column, sine-cosine, or a relative bias on attention.
+//! Position embeddings: none, learned, learned per row and column, or sine-cosine.
 
 use vit_graph::ops::Constant;
 use vit_graph::{Init, Tensor};
@@ -16,8 +16,6 @@ pub enum Positions {
     Learned2d,
     /// Fixed sines and cosines of row and column.
     SinCos,
-    /// A learned bias on attention scores per head and relative offset, in every block.
-    Relative,
 }
 
 /// Which tokens get a position.
@@ -36,7 +34,7 @@ pub(super) fn add(vit: &Vit, tokens: &Tensor) -> Tensor {
     let [rows, columns] = vit.grid();
     let patches = rows * columns;
     match vit.positions {
-        Positions::None | Positions::Relative => tokens.clone(),
+        Positions::None => tokens.clone(),
         Positions::Learned => tokens + &tokens.parameter("pos_embed", [1, tokens.extent(1), vit.dim], EMBEDDING),
         Positions::Learned2d => {
             let half = vit.dim / 2;
@@ -77,35 +75,6 @@ pub fn sin_cos([rows, columns]: [usize; 2], dim: usize) -> Vec<f32> {
         }
     }
     table
-}
-
-/// The bias `[1, heads, tokens, tokens]` of one block, if positions are relative.
-///
-/// The table has one row per offset between patches and, with prefix tokens, three more: from a prefix token, to
-/// one, between two of them.
-pub(super) fn relative_bias(vit: &Vit, x: &Tensor) -> Option<Tensor> {
-    if vit.positions != Positions::Relative {
-        return None;
-    }
-    let [rows, columns] = vit.grid();
-    let (prefix, tokens) = (vit.prefix_tokens(), x.extent(1));
-    let offsets = (2 * rows - 1) * (2 * columns - 1);
-    let distances = offsets + if prefix > 0 { 3 } else { 0 };
-    let index = |i: usize, j: usize| match (i.checked_sub(prefix), j.checked_sub(prefix)) {
-        (Some(i), Some(j)) => {
-            let row = i / columns + rows - 1 - j / columns;
-            let column = i % columns + columns - 1 - j % columns;
-            row * (2 * columns - 1) + column
-        }
-        (None, Some(_)) => offsets,
-        (Some(_), None) => offsets + 1,
-        (None, None) => offsets + 2,
-    };
-    let indices = (0..tokens * tokens).map(|at| index(at / tokens, at % tokens) as i32).collect();
-    let _scope = x.scope("rel_pos");
-    let table = x.parameter("relative_position_bias_table", [distances, vit.heads], EMBEDDING);
-    let gathered = table.gather(&x.constant(Constant::i32([tokens, tokens], indices)));
-    Some(gathered.permute([2, 0, 1]).reshape([1, vit.heads, tokens, tokens]))
 }
 
 /// Why these positions are impossible.

@@ -1,14 +1,19 @@
-//! The constructor of timm's `VisionTransformer`, also with convolutional stages before it.
+//! The constructor of timm's `VisionTransformer`, also with convolutional stages before it. The other classes that are
+//! Vision Transformers have a file each.
 
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
-use super::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, Vit, variants};
+use super::{
+    BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias,
+    RelativeBiasKind, Vit, beit, relpos, variants,
+};
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
 use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Gate, NormKind};
 use crate::resnetv2::ResNetV2;
+use crate::weights::names::timm::beit_name;
 use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
@@ -16,7 +21,7 @@ const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmb
 const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
 
 /// Options of training and initialisation.
-const IGNORED: [&str; 9] = [
+pub(super) const IGNORED: [&str; 9] = [
     "weight_init",
     "fix_init",
     "dynamic_img_size",
@@ -30,10 +35,12 @@ const IGNORED: [&str; 9] = [
 
 impl Configured for Vit {
     fn constructor(&self) -> (&'static str, Map<String, Value>) {
-        let class = match (&self.backbone, self.distillation_head) {
-            (Some(_), _) => HYBRID,
-            (None, true) => DISTILLED,
-            (None, false) => CLASS,
+        let class = match (self.lineage, &self.backbone, self.distillation_head) {
+            (Lineage::Beit, ..) => beit::CLASS,
+            (Lineage::RelPos, ..) => relpos::CLASS,
+            (Lineage::VisionTransformer, Some(_), _) => HYBRID,
+            (Lineage::VisionTransformer, None, true) => DISTILLED,
+            (Lineage::VisionTransformer, None, false) => CLASS,
         };
         let mut args = arguments(self, self);
         args.extend(classes_of_layers(self));
@@ -46,28 +53,20 @@ impl Configured for Vit {
     }
 
     fn configure(&mut self, args: &Arguments) -> Result<(), String> {
-        let old_ratio = mlp_ratio(self);
+        match self.lineage {
+            Lineage::VisionTransformer => {}
+            Lineage::Beit => return beit::configure(self, args),
+            Lineage::RelPos => return relpos::configure(self, args),
+        }
         self.gate = gate(args)?.unwrap_or(self.gate);
         self.block = block(args)?.unwrap_or(self.block);
-        if let Some((kind, epsilon)) = norm(args, "norm_layer")? {
-            (self.norm, self.norm_epsilon) = (kind, epsilon);
-        }
+        configure_encoder(self, args, QkvBias::All)?;
         if let Some(found) = norm(args, "embed_norm_layer")? {
             if found != (self.norm, self.norm_epsilon) {
                 return Err("timm's option `embed_norm_layer` should be the same as `norm_layer`".into());
             }
             self.patch_norm = true;
         }
-        self.image_size = args.pair("img_size")?.unwrap_or(self.image_size);
-        self.patch_size = args.pair("patch_size")?.unwrap_or(self.patch_size);
-        self.channels = args.count("in_chans")?.unwrap_or(self.channels);
-        self.classes = args.count("num_classes")?.unwrap_or(self.classes);
-        self.dim = args.count("embed_dim")?.unwrap_or(self.dim);
-        self.depth = args.count("depth")?.unwrap_or(self.depth);
-        self.heads = args.count("num_heads")?.unwrap_or(self.heads);
-        let hidden = (self.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
-        self.mlp_dim = if self.gate == Gate::Packed { hidden / 2 } else { hidden };
-        self.qkv_bias = args.flag("qkv_bias")?.unwrap_or(self.qkv_bias);
         self.qk_norm = args.flag("qk_norm")?.unwrap_or(self.qk_norm);
         self.attention_norm = args.flag("scale_attn_norm")?.unwrap_or(self.attention_norm);
         self.mlp_norm = args.flag("scale_mlp_norm")?.unwrap_or(self.mlp_norm);
@@ -75,8 +74,6 @@ impl Configured for Vit {
         self.class_token = args.flag("class_token")?.unwrap_or(self.class_token);
         self.registers = args.count("reg_tokens")?.unwrap_or(self.registers);
         self.pre_norm = args.flag("pre_norm")?.unwrap_or(self.pre_norm);
-        self.layer_scale = args.number("init_values")?.map(|v| v as f32).or(self.layer_scale);
-        self.activation = args.activation("act_layer")?.unwrap_or(self.activation);
         if let Some(no_embed_class) = args.flag("no_embed_class")? {
             self.positions_on = if no_embed_class { PositionsOn::Patches } else { PositionsOn::AllTokens };
         }
@@ -107,10 +104,6 @@ impl Configured for Vit {
             (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
             (_, None, None) => self.final_norm,
         };
-        let rates = [args.rate("proj_drop_rate")?, args.rate("pos_drop_rate")?];
-        self.dropout = rates.into_iter().flatten().fold(self.dropout, f32::max);
-        self.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(self.attention_dropout);
-        self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
         if let Some(backbone) = args.object("backbone")? {
             let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
             stages.configure(&Arguments::new("timm", backbone))?;
@@ -127,13 +120,22 @@ impl Configured for Vit {
         self.distillation_head = extra.flag("distillation_head")?.unwrap_or(self.distillation_head);
         // Older versions wrote a width that is not a multiple.
         self.mlp_dim = extra.count("mlp_dim")?.unwrap_or(self.mlp_dim);
-        self.positions = match extra.text("positions")? {
-            None => self.positions,
-            Some("learned_2d") => Positions::Learned2d,
-            Some("sin_cos") => Positions::SinCos,
-            Some("relative") => Positions::Relative,
+        match extra.text("positions")? {
+            None => {}
+            Some("learned_2d") => self.positions = Positions::Learned2d,
+            Some("sin_cos") => self.positions = Positions::SinCos,
+            // A table in each block and no other positions, as older versions wrote it.
+            Some("relative") => (self.positions, self.relative_bias) = (Positions::None, Some(RelativeBias::TABLES)),
             Some(other) => return Err(format!("`positions` should be learned_2d, sin_cos or relative, not {other}")),
-        };
+        }
+        match extra.text("qkv_bias")? {
+            None => {}
+            Some("query_value") => self.qkv = Qkv { bias: QkvBias::QueryValue },
+            Some(other) => return Err(format!("`qkv_bias` should be query_value, not {other}")),
+        }
+        if let Some(bias) = extra.object("relative_bias")? {
+            self.relative_bias = Some(read_bias(&Arguments::new("vit", bias))?);
+        }
         extra.finish(&[])
     }
 
@@ -164,9 +166,15 @@ impl Configured for Vit {
         Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
     }
 
+    fn timm_name(&self, parameter: &str) -> Option<String> {
+        (self.lineage == Lineage::Beit).then(|| beit_name(parameter))
+    }
+
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
         vec![
+            (beit::CLASS, beit::default(), Preprocess::inception()),
+            (relpos::CLASS, relpos::default(), Preprocess::inception()),
             (CLASS, Vit::default(), Preprocess::inception()),
             (HYBRID, Vit::default(), Preprocess::inception()),
             (DISTILLED, distilled, Preprocess::imagenet()),
@@ -174,18 +182,63 @@ impl Configured for Vit {
     }
 }
 
+/// Reads the arguments that all classes have; `bias` is that of `qkv_bias: true`.
+pub(super) fn configure_encoder(vit: &mut Vit, args: &Arguments, bias: QkvBias) -> Result<(), String> {
+    let old_ratio = mlp_ratio(vit);
+    if let Some((kind, epsilon)) = norm(args, "norm_layer")? {
+        (vit.norm, vit.norm_epsilon) = (kind, epsilon);
+    }
+    vit.image_size = args.pair("img_size")?.unwrap_or(vit.image_size);
+    vit.patch_size = args.pair("patch_size")?.unwrap_or(vit.patch_size);
+    vit.channels = args.count("in_chans")?.unwrap_or(vit.channels);
+    vit.classes = args.count("num_classes")?.unwrap_or(vit.classes);
+    vit.dim = args.count("embed_dim")?.unwrap_or(vit.dim);
+    vit.depth = args.count("depth")?.unwrap_or(vit.depth);
+    vit.heads = args.count("num_heads")?.unwrap_or(vit.heads);
+    let hidden = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+    vit.mlp_dim = if vit.gate == Gate::Packed { hidden / 2 } else { hidden };
+    if let Some(biased) = args.flag("qkv_bias")? {
+        vit.qkv = Qkv { bias: if biased { bias } else { QkvBias::None } };
+    }
+    vit.layer_scale = args.number("init_values")?.map(|v| v as f32).or(vit.layer_scale);
+    vit.activation = args.activation("act_layer")?.unwrap_or(vit.activation);
+    let rates = [args.rate("proj_drop_rate")?, args.rate("pos_drop_rate")?];
+    vit.dropout = rates.into_iter().flatten().fold(vit.dropout, f32::max);
+    vit.attention_dropout = args.rate("attn_drop_rate")?.unwrap_or(vit.attention_dropout);
+    vit.drop_path = args.rate("drop_path_rate")?.unwrap_or(vit.drop_path);
+    Ok(())
+}
+
+/// The arguments that all classes have, without channels and classes.
+pub(super) fn encoder_arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
+    let mut args = object(json!({
+        "img_size": vit.image_size,
+        "patch_size": square(vit.patch_size),
+        "embed_dim": vit.dim,
+        "depth": vit.depth,
+        "num_heads": vit.heads,
+        "mlp_ratio": mlp_ratio(vit),
+        "qkv_bias": vit.qkv.bias != QkvBias::None,
+    }));
+    if let Some(initial) = vit.layer_scale {
+        args.insert("init_values".into(), json!(f64::from(initial)));
+    }
+    if vit.activation != Activation::Gelu || base.activation != Activation::Gelu {
+        args.insert("act_layer".into(), json!(vit.activation.name()));
+    }
+    args
+}
+
 /// The arguments of `create_model` without name, channels and classes, that turn a named model with the layers of `base`
 /// into this one.
 fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
-    let mut args = Map::new();
+    let mut args = encoder_arguments(vit, base);
+    match vit.lineage {
+        Lineage::VisionTransformer => {}
+        Lineage::Beit => return beit::arguments(vit, args),
+        Lineage::RelPos => return relpos::arguments(vit, args),
+    }
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
-    set("img_size", json!(vit.image_size));
-    set("patch_size", square(vit.patch_size));
-    set("embed_dim", json!(vit.dim));
-    set("depth", json!(vit.depth));
-    set("num_heads", json!(vit.heads));
-    set("mlp_ratio", json!(mlp_ratio(vit)));
-    set("qkv_bias", json!(vit.qkv_bias));
     set("class_token", json!(vit.class_token));
     if !vit.distillation_head {
         set("global_pool", json!(pooling(vit)));
@@ -209,12 +262,6 @@ fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
     }
     if vit.registers > 0 || base.registers > 0 {
         set("reg_tokens", json!(vit.registers));
-    }
-    if let Some(initial) = vit.layer_scale {
-        set("init_values", json!(f64::from(initial)));
-    }
-    if vit.activation != Activation::Gelu || base.activation != Activation::Gelu {
-        set("act_layer", json!(vit.activation.name()));
     }
     if vit.positions == Positions::None {
         set("pos_embed", json!("none"));
@@ -249,6 +296,7 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
     }
     match vit.block {
         BlockKind::PreNorm => {}
+        BlockKind::PostNorm if vit.lineage == Lineage::RelPos => drop(set("block_fn", json!("ResPostRelPosBlock"))),
         BlockKind::PostNorm => drop(set("block_fn", json!("ResPostBlock"))),
         BlockKind::Parallel => drop(set("block_fn", json!("ParallelScalingBlock"))),
         BlockKind::Branches(branches) => {
@@ -306,14 +354,17 @@ fn block(args: &Arguments) -> Result<Option<BlockKind>, String> {
 /// The model that timm changes into this one, by name, or why it cannot.
 fn base(vit: &Vit) -> Result<(String, Vit), String> {
     let positions = match vit.positions {
+        _ if vit.lineage != Lineage::VisionTransformer => None,
+        _ if vit.relative_bias.is_some() => Some("relative positions"),
         Positions::None | Positions::Learned => None,
         Positions::Learned2d => Some("positions that are learned for rows and columns"),
         Positions::SinCos => Some("positions of sines and cosines"),
-        Positions::Relative => Some("relative positions"),
     };
+    let partial = vit.qkv.bias == QkvBias::QueryValue && vit.lineage == Lineage::VisionTransformer;
     let lone = vit.distillation_token && !vit.distillation_head;
     let missing = [
         positions,
+        partial.then_some("biases of query and value alone"),
         vit.pre_logits.map(|_| "a hidden layer in the head"),
         lone.then_some("a distillation token without a head of its own"),
     ];
@@ -332,7 +383,7 @@ fn base(vit: &Vit) -> Result<(String, Vit), String> {
 /// A published model whose layers are of the same classes, which are not among the arguments that timm reads from a file;
 /// one with the same epsilon if there is one.
 fn with_layers_of(vit: &Vit) -> Option<(String, Vit)> {
-    let layers = |vit: &Vit| (vit.block, vit.gate, vit.norm, vit.patch_norm);
+    let layers = |vit: &Vit| (vit.lineage, vit.block, vit.gate, vit.norm, vit.patch_norm);
     let usual = ("vit_base_patch16_224".to_string(), Vit::default());
     let published = variants::variants().into_iter().filter_map(|v| {
         let found: &Vit = v.architecture.downcast_ref()?;
@@ -362,7 +413,7 @@ const POOLING: [(&str, Pooling); 7] = [
     ("", Pooling::None),
 ];
 
-fn pooling(vit: &Vit) -> &'static str {
+pub(super) fn pooling(vit: &Vit) -> &'static str {
     POOLING.iter().find(|(_, pooling)| *pooling == vit.pooling).map_or("", |(name, _)| name)
 }
 
@@ -387,10 +438,42 @@ fn extra(vit: &Vit) -> Map<String, Value> {
         Positions::None | Positions::Learned => None,
         Positions::Learned2d => Some("learned_2d"),
         Positions::SinCos => Some("sin_cos"),
-        Positions::Relative => Some("relative"),
     };
+    if vit.lineage == Lineage::VisionTransformer && vit.qkv.bias == QkvBias::QueryValue {
+        extra.insert("qkv_bias".into(), json!("query_value"));
+    }
+    if let Some(bias) = vit.relative_bias.filter(|_| vit.lineage == Lineage::VisionTransformer) {
+        extra.insert("relative_bias".into(), written_bias(bias));
+    }
     if let Some(positions) = positions {
         extra.insert("positions".into(), json!(positions));
     }
     extra
+}
+
+/// A bias by relative position, as [`read_bias`] reads it.
+fn written_bias(bias: RelativeBias) -> Value {
+    let (kind, hidden) = match bias.kind {
+        RelativeBiasKind::Table => ("bias", None),
+        RelativeBiasKind::Continuous(network) => (relpos::kind(network.form), Some(network.hidden)),
+    };
+    let sharing = match bias.sharing {
+        BiasSharing::PerBlock => "per_block",
+        BiasSharing::Shared => "shared",
+        BiasSharing::Both => "both",
+    };
+    json!({ "kind": kind, "hidden": hidden, "sharing": sharing })
+}
+
+fn read_bias(args: &Arguments) -> Result<RelativeBias, String> {
+    let kind = args.text("kind")?.unwrap_or("bias");
+    let hidden = args.count("hidden")?;
+    let sharing = match args.text("sharing")? {
+        None | Some("per_block") => BiasSharing::PerBlock,
+        Some("shared") => BiasSharing::Shared,
+        Some("both") => BiasSharing::Both,
+        Some(other) => return Err(format!("`sharing` should be per_block, shared or both, not `{other}`")),
+    };
+    args.finish(&[])?;
+    Ok(RelativeBias { kind: relpos::bias_kind(kind, hidden), sharing })
 }

@@ -1,6 +1,6 @@
 //! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
 
-use super::{FinalNorm, Pooling, PositionsOn, Vit};
+use super::{FinalNorm, Pooling, PositionsOn, Qkv, QkvBias, Vit, beit, relpos};
 use crate::layers::Stem;
 use crate::resnetv2::{ResNetV2, StemPooling};
 use crate::variant::Variant;
@@ -61,7 +61,7 @@ const PUBLISHED: [(&str, &[(usize, usize)]); 8] = [
 ];
 
 impl VitSize {
-    fn vit(&self, patch: usize, image: usize) -> Vit {
+    pub(super) fn vit(&self, patch: usize, image: usize) -> Vit {
         Vit {
             image_size: [image, image],
             patch_size: [patch, patch],
@@ -83,7 +83,7 @@ impl VitSize {
     }
 }
 
-fn by_timm(name: &str) -> Option<&'static VitSize> {
+pub(super) fn by_timm(name: &str) -> Option<&'static VitSize> {
     PAPER_SIZES.iter().find(|s| s.timm == name)
 }
 
@@ -104,6 +104,8 @@ pub(super) fn variants() -> Vec<Variant> {
     all.extend(hybrids());
     all.extend(deit());
     all.extend(successors());
+    all.extend(beit::variants());
+    all.extend(relpos::variants());
     all
 }
 
@@ -231,12 +233,12 @@ fn deit() -> Vec<Variant> {
     all
 }
 
-fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
+pub(super) fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
     let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::imagenet() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
 
-fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
+pub(super) fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
     let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::inception() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
@@ -248,7 +250,7 @@ fn successors() -> Vec<Variant> {
     let gap = Vit {
         class_token: false,
         pooling: Pooling::Mean,
-        qkv_bias: false,
+        qkv: Qkv { bias: QkvBias::None },
         layer_scale: Some(1e-6),
         final_norm: FinalNorm::BeforePooling,
         ..medium.vit(16, 240)

@@ -9,7 +9,7 @@ use vit_models::weights::{Weights, safetensors};
 use vit_models::{Checkpoint, OpenOptions};
 
 /// Every recorded Vision Transformer.
-pub const CASES: [&str; 14] = [
+pub const CASES: [&str; 16] = [
     "timm_vit",
     "timm_vit_gap",
     "timm_vit_gap_notoken",
@@ -18,6 +18,8 @@ pub const CASES: [&str; 14] = [
     "timm_vit_map",
     "timm_vit_clip",
     "timm_deit_distilled",
+    "timm_beit",
+    "timm_relpos",
     "hf_vit",
     "hf_deit",
     "hf_deit_plain",

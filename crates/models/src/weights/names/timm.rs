@@ -1,4 +1,4 @@
-//! timm's names, which are the canonical ones. Those of older files and of original repositories (DeiT III, DINOv2, Swin)
+//! timm's names, which are the canonical ones. Those of older files and of original repositories (DeiT III, DINOv2, BEiT, Swin)
 //! are converted.
 
 use super::rename;
@@ -35,7 +35,13 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
         if original_swin {
             return Some(from_original_swin(name));
         }
+        if let Some(table) = name.strip_prefix("rel_pos_bias.") {
+            return Some(format!("shared_rel_pos.{table}"));
+        }
         if name.starts_with("blocks.") {
+            if let Some(attention) = name.strip_suffix(".attn.relative_position_bias_table") {
+                return Some(format!("{attention}.attn.rel_pos.relative_position_bias_table"));
+            }
             if let Some(block) = name.strip_suffix(".gamma_1") {
                 return Some(format!("{block}.ls1.gamma"));
             }
@@ -45,6 +51,16 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
         }
         Some(name.into())
     })
+}
+
+/// The name of a parameter in BEiT's files.
+pub fn beit_name(canonical: &str) -> String {
+    for (ours, theirs) in [(".ls1.gamma", ".gamma_1"), (".ls2.gamma", ".gamma_2"), (".attn.rel_pos.", ".attn.")] {
+        if canonical.starts_with("blocks.") && canonical.contains(ours) {
+            return canonical.replace(ours, theirs);
+        }
+    }
+    canonical.strip_prefix("shared_rel_pos.").map_or_else(|| canonical.into(), |table| format!("rel_pos_bias.{table}"))
 }
 
 /// Swin's own repository merges patches at the end of a stage, and has no pooling in its head.
