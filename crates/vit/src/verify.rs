@@ -73,7 +73,7 @@ impl Verification {
 
 /// The largest absolute error: the one that the recording states, or what f32 sums in another order explain in models of
 /// ordinary size; in other precisions, times the ratio of their rounding error to that of f32.
-fn tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
+fn usual_tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
     let stated = &recording["tolerance"];
     let stated = stated.get(name).or_else(|| stated.get("grad.*").filter(|_| name.starts_with("grad.")));
     let exact = stated.and_then(Value::as_f64).unwrap_or(match name {
@@ -166,7 +166,8 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
 
     let mut arrays = Vec::new();
     for (name, expected) in io.tensors {
-        let tolerance = options.tolerance.unwrap_or_else(|| tolerance(&name, &recording, options.device.precision));
+        let tolerance =
+            options.tolerance.unwrap_or_else(|| usual_tolerance(&name, &recording, options.device.precision));
         let (difference, note) = if available.contains(&name) {
             let value = graph.output(&tap(&name))?;
             let shape = graph.shape(value);

@@ -100,7 +100,7 @@ pub(super) fn replay(
         for (name, found, usual) in [
             ("images", images, MIXED),
             ("targets", targets, MIXED),
-            ("logits", replay.read("logits")?, usual_tolerance("logits", options.device.precision)),
+            ("logits", replay.read("logits")?, usual_tolerance("logits", config, options.device.precision)),
             ("loss", replay.read("loss")?, LOSS),
         ] {
             let name = format!("{kind}_{name}");
