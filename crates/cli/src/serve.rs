@@ -130,12 +130,13 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     found.ok_or_else(|| "should be HOST:PORT like 0.0.0.0:8000".into())
 }
 
-/// A number with the unit `ms`, `s` or `m`; seconds without one.
+/// A number with the unit `ms`, `s` or `m`. Without one, 5 could mean either, so only 0 is accepted.
 fn time(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
         "ms" => 1e-3,
-        "s" | "" => 1.0,
+        "s" => 1.0,
+        "" if digits == "0" => 1.0,
         "m" | "min" => 60.0,
         _ => f64::NAN,
     };
@@ -348,11 +349,11 @@ mod tests {
         assert_eq!(time("5ms"), Ok(Duration::from_millis(5)));
         assert_eq!(time("1.5s"), Ok(Duration::from_millis(1500)));
         assert_eq!(time("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(time("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(time("0"), Ok(Duration::ZERO));
         assert_eq!(size("20MB"), Ok(20_000_000));
         assert_eq!(size("1.5kB"), Ok(1500));
         assert_eq!(size("77"), Ok(77));
-        for wrong in ["", "ms", "-1s", "1h", "inf", "nan", "9e9s"] {
+        for wrong in ["", "5", "ms", "-1s", "1h", "inf", "nan", "9e9s"] {
             assert!(time(wrong).is_err(), "{wrong}");
         }
         for wrong in ["", "MB", "-1", "0", "1XB", "inf"] {
