@@ -38,6 +38,7 @@ mod optimiser;
 mod peak_flops;
 mod pooling;
 pub mod reduce;
+mod rotary;
 mod simd;
 pub mod softmax;
 pub mod thread_pool;

@@ -113,10 +113,15 @@ impl Backward<'_> {
     /// The gradient of the loss with respect to the first output; zeros if the loss does not depend on
     /// it.
     pub fn dy(&mut self) -> Result<Value, GraphError> {
-        match self.upstream[0] {
+        self.dy_of(0)
+    }
+
+    /// The same with respect to any output.
+    pub fn dy_of(&mut self, output: usize) -> Result<Value, GraphError> {
+        match self.upstream[output] {
             Some(dy) => Ok(dy),
             None => {
-                let shape = self.graph.shape(self.output(0)).clone();
+                let shape = self.graph.shape(self.output(output)).clone();
                 self.graph.fill(shape, 0.0)
             }
         }

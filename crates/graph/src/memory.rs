@@ -1,6 +1,8 @@
 //! Static memory planning: every temporary gets an offset in one arena from its live range, so that running allocates
 //! nothing and peak memory is known in advance.
 
+use std::collections::HashMap;
+
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
@@ -27,7 +29,7 @@ pub struct MemoryPlan {
 }
 
 /// A buffer to be placed, live from its first to its last node, both included: a node's inputs and outputs must not
-/// overlap.
+/// overlap, except where the node works in place.
 struct LiveRange {
     bytes: usize,
     first: NodeId,
@@ -49,6 +51,8 @@ pub struct MemoryRequirements<'a> {
     pub workspace: &'a dyn Fn(NodeId) -> usize,
     /// Values that are not in the arena: stored elsewhere, or never written.
     pub outside: &'a dyn Fn(Value) -> bool,
+    /// Whether a node's kernel can update the pairs of [`Operation::in_place`] in place.
+    pub in_place: &'a dyn Fn(NodeId) -> bool,
     /// The node that a node was fused into, which reads its inputs and writes its outputs; itself otherwise.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
     /// From this many bytes on, a buffer is placed only where another of exactly its size was, or in new memory.
@@ -58,7 +62,7 @@ pub struct MemoryRequirements<'a> {
 
 impl MemoryPlan {
     /// Plans a graph. `workspace` is the size in bytes of each node's workspace; values `outside` are not in the arena,
-    /// nor are parameters and constants.
+    /// nor are parameters and constants. No node works in place.
     ///
     /// Inputs are live throughout, so that a run can be repeated; outputs are live from their node on. A reshape shares
     /// its input's memory.
@@ -83,6 +87,7 @@ impl MemoryPlan {
                 bytes: &|value| graph.ty(value).bytes(),
                 workspace: &workspace,
                 outside: &outside,
+                in_place: &|_| false,
                 runs_with: &|node| node,
                 exact_fit_from,
             },
@@ -110,7 +115,9 @@ impl MemoryPlan {
             last[root.node][root.output] = end;
         }
 
-        let mut live = Vec::new();
+        let mut live: Vec<LiveRange> = Vec::new();
+        // The buffer of each value in the arena, by its index in `live`.
+        let mut buffers: HashMap<Value, usize> = HashMap::new();
         for (id, node) in nodes.iter().enumerate() {
             let workspace = (required.workspace)(id);
             if workspace > 0 {
@@ -127,11 +134,31 @@ impl MemoryPlan {
                     continue;
                 }
                 let runs = (required.runs_with)(id);
+                let bytes = (required.bytes)(value);
+                let overwritten = overwritten(graph, value, &required).filter(|old| last[old.node][old.output] == id);
+                if let Some(&buffer) = overwritten.and_then(|old| buffers.get(&old))
+                    && live[buffer].bytes == bytes
+                {
+                    live[buffer].last = live[buffer].last.max(last[id][output]);
+                    buffers.insert(value, buffer);
+                    continue;
+                }
                 let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
-                live.push(LiveRange { bytes: (required.bytes)(value), first, last, owner: Owner::Value(value) });
+                // An input keeps its value.
+                if !input {
+                    buffers.insert(value, live.len());
+                }
+                live.push(LiveRange { bytes, first, last, owner: Owner::Value(value) });
             }
         }
-        Self::place(graph, live, required.exact_fit_from)
+        let owners: HashMap<Value, Owner> = buffers.into_iter().map(|(v, buffer)| (v, live[buffer].owner)).collect();
+        let mut plan = Self::place(graph, live, required.exact_fit_from);
+        for (value, owner) in owners {
+            if let Owner::Value(first) = owner {
+                plan.values[value.node][value.output] = plan.values[first.node][first.output];
+            }
+        }
+        plan
     }
 
     /// Greedy by size: largest first, each at the lowest offset that no overlapping live range occupies. A buffer of at
@@ -188,6 +215,16 @@ impl MemoryPlan {
     pub fn workspace(&self, node: NodeId) -> Option<ArenaRange> {
         self.workspaces[node]
     }
+}
+
+/// The value that this one may overwrite: an operand that its kernel updates in place and reads as no other operand.
+fn overwritten(graph: &Graph, value: Value, required: &MemoryRequirements) -> Option<Value> {
+    let node = graph.node(value.node);
+    let (input, _) = *node.op.in_place().iter().find(|(_, output)| *output == value.output)?;
+    let old = storage(graph, *node.inputs.get(input)?);
+    let reads = node.inputs.iter().filter(|&&v| storage(graph, v) == old).count();
+    let alone = (required.runs_with)(value.node) == value.node;
+    ((required.in_place)(value.node) && alone && reads == 1).then_some(old)
 }
 
 /// The value whose memory this one shares: itself, or the input of the reshapes that it results from.

@@ -10,8 +10,8 @@ use std::rc::Rc;
 
 use crate::ops::{
     Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
-    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Reduce, Reshape, Scale, Slice, Softmax,
-    Unary,
+    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Reduce, Reshape, Rotary, RotaryTables, Scale,
+    Slice, Softmax, Unary, Uniform,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -298,6 +298,24 @@ impl Tensor {
     /// The smaller of every element and a limit.
     pub fn at_most(&self, limit: f32) -> Tensor {
         self.apply(Unary::AtMost(limit), &[])
+    }
+
+    /// Rotary position embedding by these tables.
+    pub fn rotary(&self, rotary: Rotary, [cos, sin]: &[Tensor; 2]) -> Tensor {
+        self.apply(rotary, &[cos, sin])
+    }
+
+    /// Cosines and sines of the angles of rotary positions, where these are coordinates.
+    pub fn rotary_tables(&self, frequencies: &Tensor) -> [Tensor; 2] {
+        let mut tables = self.apply_outputs(RotaryTables, &[frequencies], 2);
+        let sin = tables.remove(1);
+        [tables.remove(0), sin]
+    }
+
+    /// Random values in `low..high`, with a new random stream, where this is the seed.
+    pub fn uniform(&self, shape: impl Into<Shape>, low: f32, high: f32) -> Tensor {
+        let stream = self.random_stream();
+        self.apply(Uniform { shape: shape.into(), low, high, stream }, &[])
     }
 
     /// Dropout or stochastic depth, with a new random stream.

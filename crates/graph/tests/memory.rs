@@ -1,7 +1,7 @@
 //! Values with overlapping live ranges never share memory, and others do.
 
 use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, MemoryRequirements, storage};
-use vit_graph::ops::{Attention, Op};
+use vit_graph::ops::{Attention, Constant, Op, Rotary, RotaryPairs};
 use vit_graph::{DType, Graph, Init, Tensor, Value};
 
 /// All ranges of the arena, each with its first and last live node.
@@ -102,6 +102,40 @@ fn large_values_share_memory_only_with_values_of_their_size() {
 }
 
 #[test]
+fn a_value_without_later_consumers_is_updated_in_place() {
+    let x = Tensor::input("x", DType::F32, [1, 4, 64]);
+    let tables = [(); 2].map(|()| x.constant(Constant::filled([1, 4, 16], 0.5)));
+    let op = Rotary { heads: 2, pairs: RotaryPairs::Halves, inverse: false };
+    let y = x.gelu();
+    let once = y.rotary(op, &tables);
+    let twice = once.rotary(op, &tables);
+    // The input of the third rotation is read again, and that of the fourth is the graph's.
+    let third = twice.rotary(op, &tables);
+    (&third + &twice).output("sum");
+    x.rotary(op, &tables).output("fourth");
+    let graph = x.finish().unwrap();
+    let plan = |in_place: bool| {
+        let requirements = MemoryRequirements {
+            bytes: &|value| graph.ty(value).bytes(),
+            workspace: &|_| 0,
+            outside: &|_| false,
+            in_place: &|_| in_place,
+            runs_with: &|node| node,
+            exact_fit_from: usize::MAX,
+        };
+        MemoryPlan::with_requirements(&graph, requirements)
+    };
+    let range = |plan: &MemoryPlan, tensor: &Tensor| plan.range(&graph, tensor.value().unwrap()).unwrap();
+    let (in_place, apart) = (plan(true), plan(false));
+    assert_eq!(range(&in_place, &y), range(&in_place, &once));
+    assert_eq!(range(&in_place, &once), range(&in_place, &twice));
+    assert_ne!(range(&in_place, &twice), range(&in_place, &third));
+    assert_ne!(range(&apart, &y), range(&apart, &once));
+    assert_sound(&graph, &apart);
+    assert_ne!(in_place.range(&graph, Value { node: 0, output: 0 }), Some(range(&in_place, &third)));
+}
+
+#[test]
 fn an_unused_output_that_its_kernel_writes_gets_memory() {
     let x = Tensor::input("x", DType::F32, [2, 5, 12]);
     let op = Attention { heads: 2, scale: 0.5, packed: true, bias: false, dropout: None };
@@ -128,6 +162,7 @@ fn a_node_fused_into_an_earlier_one_is_live_from_there_on() {
             bytes: &|value| graph.ty(value).bytes(),
             workspace: &|_| 0,
             outside: &|_| false,
+            in_place: &|_| false,
             runs_with: &|node| if node == sums.node { first.node } else { node },
             exact_fit_from: usize::MAX,
         },

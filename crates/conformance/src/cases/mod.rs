@@ -9,6 +9,7 @@ mod loss;
 mod movement;
 mod norm;
 mod optimise;
+mod rotary;
 
 use vit_graph::GraphError;
 use vit_graph::ops::Activation;
@@ -21,6 +22,7 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
     linear::table(&mut table);
     convolution::table(&mut table);
     attention::table(&mut table);
+    rotary::table(&mut table);
     norm::table(&mut table);
     arithmetic::table(&mut table);
     movement::table(&mut table);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::Memory;
-use vit_graph::memory::{MemoryPlan, storage};
+use vit_graph::memory::{MemoryPlan, MemoryRequirements, storage};
 use vit_graph::ops::Operation;
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
@@ -36,8 +36,18 @@ impl LoweredGraph {
         let in_place = in_place_updates(&graph, |id| kernels[id].as_ref().is_some_and(|l| l.in_place));
         let workspace = |id: NodeId| kernels[id].as_ref().filter(|_| !constant[id]).map_or(0, |l| 4 * l.workspace);
         let outside = |v: Value| constant[v.node] || in_place.contains_key(&v);
-        let tight = MemoryPlan::new(&graph, workspace, outside);
-        let exact = MemoryPlan::with_exact_fit(&graph, workspace, outside, LARGE);
+        let planned = |exact_fit_from| {
+            let requirements = MemoryRequirements {
+                bytes: &|value| graph.ty(value).bytes(),
+                workspace: &workspace,
+                outside: &outside,
+                in_place: &|id| kernels[id].as_ref().is_some_and(|l| l.in_place),
+                runs_with: &|id| id,
+                exact_fit_from,
+            };
+            MemoryPlan::with_requirements(&graph, requirements)
+        };
+        let (tight, exact) = (planned(usize::MAX), planned(LARGE));
         let plan = if exact.arena_bytes <= tight.arena_bytes / 10 * 11 { exact } else { tight };
         Ok(LoweredGraph { graph, kernels, constant, in_place, plan })
     }

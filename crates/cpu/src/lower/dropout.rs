@@ -6,6 +6,12 @@ use vit_graph::random::Seed;
 
 use super::{Lowered, TASK};
 
+/// The value of the graph's seed input.
+pub(super) fn seed_of(elements: &[f32]) -> Seed {
+    let words: &[i32] = bytemuck::cast_slice(elements);
+    Seed([words[0], words[1], words[2], words[3]])
+}
+
 /// The mask of one dropout in one run.
 pub(super) struct DropoutMask {
     seed: Seed,
@@ -16,8 +22,7 @@ pub(super) struct DropoutMask {
 impl DropoutMask {
     /// `seed` is the value of the graph's seed input.
     pub fn new(op: Dropout, seed: &[f32]) -> Self {
-        let words: &[i32] = bytemuck::cast_slice(seed);
-        DropoutMask { seed: Seed([words[0], words[1], words[2], words[3]]), stream: op.stream, rate: op.rate }
+        DropoutMask { seed: seed_of(seed), stream: op.stream, rate: op.rate }
     }
 
     /// The factors of the decisions from `first` on, one per element or per sample: 0, or `1 / (1 - rate)`.

@@ -15,6 +15,7 @@ mod optimise;
 mod patchify;
 mod pool;
 mod reduce;
+mod rotary;
 mod rows;
 mod windows;
 
@@ -114,6 +115,10 @@ pub(crate) fn lower(
         Op::Unwindows(op) => windows::reverse(op),
         Op::Attention(op) => attention::forward(processor, op, inputs),
         Op::AttentionGrad(op) => attention::backward(processor, op, inputs),
+        Op::Rotary(op) => rotary::rotate(*op, inputs),
+        Op::RotaryGrad(op) => rotary::table_grad(op, inputs),
+        Op::RotaryTables(_) => rotary::tables(inputs),
+        Op::RotaryTablesGrad(_) => rotary::tables_grad(inputs),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
         Op::LayerNormGrad(op) | Op::LayerNormGradAdd(LayerNormGradAdd(op)) => rows::layer_norm_grad(*op, &inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),
@@ -129,6 +134,7 @@ pub(crate) fn lower(
         Op::Scale(op) => arithmetic::scale(op.0),
         Op::Unary(op) => arithmetic::unary(*op),
         Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
+        Op::Uniform(op) => rotary::uniform(op),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,
         Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0])?,

@@ -138,6 +138,7 @@ unsafe impl Simd for Avx2 {
         max_or_nan(a, b) = _mm256_or_ps(_mm256_max_ps(a, b), _mm256_max_ps(b, a));
         sqrt(a) = _mm256_sqrt_ps(a);
         abs(a) = _mm256_andnot_ps(_mm256_set1_ps(-0.0), a);
+        swap_pairs(a) = _mm256_permute_ps::<0b10_11_00_01>(a);
         round(a) = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
     }
 

@@ -108,6 +108,7 @@ unsafe impl Simd for Avx512 {
         max_or_nan(a, b) = _mm512_or_ps(_mm512_max_ps(a, b), _mm512_max_ps(b, a));
         sqrt(a) = _mm512_sqrt_ps(a);
         abs(a) = _mm512_abs_ps(a);
+        swap_pairs(a) = _mm512_permute_ps::<0b10_11_00_01>(a);
         round(a) = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         // Selects the smaller absolute value and clears its sign.
         abs_up_to(limit, a) = _mm512_range_ps::<0b1010>(limit, a);

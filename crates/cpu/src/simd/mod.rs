@@ -130,6 +130,8 @@ pub(crate) unsafe trait Simd: Copy {
     fn add_exponent(self, _a: Self::V, _sixteenths: Self::V) -> Self::V {
         unreachable!("not an instruction of this set")
     }
+    /// Lanes `2 i` and `2 i + 1` exchanged.
+    fn swap_pairs(self, a: Self::V) -> Self::V;
     /// The sum of the lanes, in a fixed order.
     fn sum(self, a: Self::V) -> f32;
     /// The largest lane; unspecified if a lane is NaN.

@@ -108,6 +108,7 @@ unsafe impl Simd for Neon {
         max_or_nan(a, b) = vmaxq_f32(a, b);
         sqrt(a) = vsqrtq_f32(a);
         abs(a) = vabsq_f32(a);
+        swap_pairs(a) = vrev64q_f32(a);
         round(a) = vrndnq_f32(a);
     }
 

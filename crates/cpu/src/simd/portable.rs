@@ -109,6 +109,11 @@ unsafe impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn swap_pairs(self, a: [f32; 4]) -> [f32; 4] {
+        [a[1], a[0], a[3], a[2]]
+    }
+
+    #[inline(always)]
     fn scale_by_power(self, a: [f32; 4], n: [f32; 4]) -> [f32; 4] {
         let mut out = [0.0; 4];
         for i in 0..4 {

@@ -86,6 +86,7 @@ sources!(
     PATCHIFY "patchify" [X Y] {VEC: "1", INDEX: "u64"},
     POOL "pool" [X DY Y] {MAX: "1", VEC: "1", TAP: "u32"},
     REDUCE "reduce" [X Y] {VEC: "1"},
+    ROTARY "rotary" [X DY Y] {VEC: "8", ADJACENT: "0", INDEX: "u64"},
     SOFTMAX "softmax" [X DY Y],
     WINDOWS "windows" [X Y] {VEC: "1", INDEX: "u64"},
 );

@@ -390,10 +390,14 @@ __device__ __forceinline__ uint4 random_words(const u32* seed, u32 stream, u64 b
     return philox((u32)block, stream, seed[2], seed[3], seed[0], seed[1]);
 }
 
+// Word number `index` of a random stream.
+__device__ __forceinline__ u32 random_word(const u32* seed, u32 stream, u64 index) {
+    const uint4 words = random_words(seed, stream, index / 4);
+    const u32 word_index = (u32)(index % 4);
+    return word_index == 0 ? words.x : word_index == 1 ? words.y : word_index == 2 ? words.z : words.w;
+}
+
 // The mask at element `index`: 0 or mask.factor.
 __device__ __forceinline__ float mask_factor(const Mask& mask, const u32* seed, u64 index) {
-    const uint4 words = random_words(seed, mask.stream, index / 4);
-    const u32 word_index = (u32)(index % 4);
-    const u32 word = word_index == 0 ? words.x : word_index == 1 ? words.y : word_index == 2 ? words.z : words.w;
-    return word >= mask.keep_from ? mask.factor : 0.0f;
+    return random_word(seed, mask.stream, index) >= mask.keep_from ? mask.factor : 0.0f;
 }

@@ -17,6 +17,7 @@ mod optimise;
 mod patchify;
 mod pool;
 mod reduce;
+mod rotary;
 mod rows;
 mod windows;
 
@@ -291,6 +292,11 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::Unpatchify(op) => patchify::unpatchify(op, e),
         Op::Attention(op) => attention::forward(op, e)?,
         Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
+        Op::Rotary(op) => rotary::rotate(op, e),
+        Op::RotaryGrad(op) => rotary::table_grad(op, e),
+        Op::RotaryTables(_) => rotary::tables(e),
+        Op::RotaryTablesGrad(_) => rotary::tables_grad(e),
+        Op::Uniform(op) => rotary::uniform(op, e),
         Op::LayerNorm(op) => norm::forward(op, None, None, e),
         Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
         Op::LayerNormGrad(op) => norm::backward(*op, norm::NormGradFusion::default(), e),

@@ -123,6 +123,7 @@ impl Prepared {
             },
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
+            in_place: &|_| true,
             runs_with: &|node| p.groups.runs_with(node),
             // Exact fits help the private caches of CPUs alone.
             exact_fit_from: usize::MAX,

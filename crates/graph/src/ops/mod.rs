@@ -25,8 +25,10 @@ mod optimise;
 mod patchify;
 mod pool;
 mod reduce;
+mod rotary;
 mod softmax;
 mod source;
+mod uniform;
 mod windows;
 
 pub use activation::{Activation, ActivationGrad};
@@ -47,8 +49,10 @@ pub use optimise::*;
 pub use patchify::{ImageLayout, Patchify, Unpatchify};
 pub use pool::{Pool2d, Pool2dGrad, PoolMode};
 pub use reduce::{Reduce, Reduction};
+pub use rotary::{Rotary, RotaryExtents, RotaryGrad, RotaryPairs, RotaryTables, RotaryTablesGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use source::{Constant, Data, Input, Parameter};
+pub use uniform::Uniform;
 pub use windows::{Unwindows, Windows};
 
 use crate::autodiff::Backward;
@@ -237,6 +241,10 @@ operations!(
     Unwindows,
     Attention,
     AttentionGrad,
+    Rotary,
+    RotaryGrad,
+    RotaryTables,
+    RotaryTablesGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormGradAdd,
@@ -253,6 +261,7 @@ operations!(
     Scale,
     Unary,
     Dropout,
+    Uniform,
     Reshape,
     Permute,
     Slice,
