@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from timm.models._efficientnet_builder import decode_arch_def
 from timm.models.convnext import ConvNeXt
 from timm.models.efficientnet import EfficientNet
+from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 
@@ -68,6 +69,56 @@ def vit(draw):
     return VisionTransformer, args, args, size
 
 
+def eva(draw):
+    heads, patch = draw.choice([1, 2, 4]), draw.choice([4, 8])
+    size = [patch * draw.randint(2, 5) for _ in range(2)]
+    kind = draw.choice(["cat", "cat", "dinov3", "mixed", None])
+    attention = draw.choice(["eva", "rope"])
+    post_norm = draw.random() < 0.2
+    depth = draw.randint(1, 3)
+    args = {
+        "img_size": size,
+        "patch_size": patch,
+        "embed_dim": heads * draw.choice([8, 16, 20]),
+        "depth": depth,
+        "num_heads": heads,
+        "attn_type": attention,
+        "qkv_bias": draw.random() < 0.7,
+        "qkv_fused": draw.random() < 0.5,
+        "mlp_ratio": draw.choice([2.0, 8 / 3, 4.0]),
+        "swiglu_mlp": draw.random() < 0.6,
+        "swiglu_align_to": draw.choice([0, 0, 8]),
+        "scale_mlp": draw.random() < 0.3,
+        "scale_attn_inner": draw.random() < 0.3,
+        "class_token": draw.random() < 0.7,
+        "num_reg_tokens": draw.choice([0, 0, 1, 4]),
+        "use_abs_pos_emb": draw.random() < 0.5,
+        "no_embed_class": draw.random() < 0.3,
+        "use_rot_pos_emb": kind is not None,
+        "use_post_norm": post_norm,
+        "use_pre_transformer_norm": draw.random() < 0.3,
+        "init_values": None if post_norm else draw.choice([None, 0.3]),
+    }
+    args["global_pool"] = draw.choice(["avg", "avg", "map", "token"] if args["class_token"] else ["avg", "map"])
+    if args["global_pool"] == "map":
+        args |= {"attn_pool_num_heads": draw.choice([None, 1]), "attn_pool_mlp_ratio": draw.choice([None, 2.0])}
+    else:
+        args["use_fc_norm"] = draw.choice([None, None, False])
+    if not post_norm:
+        args |= {"qk_norm": draw.random() < 0.3, "attn_only_layer_scale": draw.random() < 0.3}
+        if attention == "rope" and not args["qkv_fused"] and kind != "mixed" and heads > 1:
+            args["num_kv_heads"] = draw.choice([None, 1, [draw.choice([heads, heads // 2]) for _ in range(depth)]])
+    if kind is not None:
+        args |= {"rope_type": kind, "rope_temperature": draw.choice([10.0, 100.0, 10000.0])}
+        args["rope_rotate_half"] = kind == "dinov3"
+        args["rope_grid_indexing"] = "ij" if kind == "dinov3" else draw.choice(["ij", "xy"])
+    if kind in ("cat", "dinov3"):
+        args["rope_grid_offset"] = draw.choice([0.0, 0.0, 1.0])
+    if kind == "cat":
+        args["ref_feat_shape"] = draw.choice([None, [4, 4], [3, 5]])
+    return Eva, args, args, size
+
+
 def efficientnet(draw):
     def stage(stride):
         kind = draw.choice(["ir", "ir", "er"])
@@ -95,7 +146,7 @@ def swin(draw):
     return SwinTransformer, args, args, size
 
 
-ARCHITECTURES = {"convnext": convnext, "efficientnet": efficientnet, "swin": swin, "vit": vit}
+ARCHITECTURES = {"convnext": convnext, "efficientnet": efficientnet, "eva": eva, "swin": swin, "vit": vit}
 
 
 def randomise(model, seed):

@@ -28,6 +28,14 @@ pub enum Init {
         /// Largest magnitude.
         bound: f32,
     },
+    /// Frequencies of rotary positions, `[2, .., pairs]` (Heo et al., 2024): for each head two sets of magnitudes that
+    /// fall geometrically from 1, the first in a random direction, the second at a right angle to it.
+    RotaryFrequencies {
+        /// The smallest magnitude is nearly its inverse.
+        temperature: f32,
+        /// Pairs of channels of a head.
+        pairs: usize,
+    },
 }
 
 impl Init {
@@ -49,6 +57,18 @@ impl Init {
             }),
             Init::Uniform { bound } => {
                 into.iter_mut().for_each(|v| *v = bound * (2.0 * draw.uniform() - 1.0) as f32);
+            }
+            Init::RotaryFrequencies { temperature, pairs } => {
+                let (first, second) = into.split_at_mut(into.len() / 2);
+                for (x, y) in first.chunks_mut(pairs.max(1)).zip(second.chunks_mut(pairs.max(1))) {
+                    let direction = std::f64::consts::TAU * draw.uniform();
+                    for (i, (x, y)) in x.iter_mut().zip(y).enumerate() {
+                        let half = pairs.div_ceil(2);
+                        let angle = direction + if i < half { 0.0 } else { std::f64::consts::FRAC_PI_2 };
+                        let magnitude = f64::from(temperature).powf(-((i % half) as f64) / half as f64);
+                        (*x, *y) = ((magnitude * angle.cos()) as f32, (magnitude * angle.sin()) as f32);
+                    }
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ mod positions;
 mod receptive;
 mod relative;
 mod report;
+mod rotary;
 
 pub use card::card;
 pub use figure::{Figure, FigureData};
@@ -145,6 +146,11 @@ impl<'a> Inspector<'a> {
         let mut found = Inspection { figures: Vec::new(), missing: Vec::new() };
         found.take(filters::figure(architecture, weights))?;
         found.take(positions::figure(architecture, weights))?;
+        match rotary::figure(architecture, weights) {
+            Ok(figure) => found.figures.extend(figure),
+            Err(InsightError::Unsuitable(reason)) => found.missing.push(Missing::new(reason)),
+            Err(other) => return Err(other),
+        }
         if let Some(figure) = relative::figure(&self.layers, weights)? {
             found.figures.push(figure);
         }

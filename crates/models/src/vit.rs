@@ -3,7 +3,9 @@
 //! The layers follow the paper's figure from left to right: patches, tokens and positions, encoder blocks, head.
 //! Parameters have timm's names.
 
+mod attention;
 mod beit;
+mod eva;
 mod guess;
 mod mimetic;
 mod network;
@@ -15,18 +17,16 @@ mod relpos;
 mod timm;
 mod variants;
 
+pub use attention::{Qkv, QkvBias};
 pub use pooling::Pooling;
-pub use positions::{Positions, PositionsOn, sin_cos};
+pub use positions::{CoordinateAugmentation, Positions, PositionsOn, RotaryAngles, RotaryPositions, sin_cos};
 pub use relative::{BiasSharing, RelativeBias, RelativeBiasKind};
 pub use variants::{PAPER_SIZES, VitSize};
 
-use vit_graph::ops::{Activation, Attention, Conv2d};
+use vit_graph::ops::{Activation, Conv2d};
 use vit_graph::{Init, Tensor};
 
-use crate::layers::{
-    Forward, Gate, Mlp, NormKind, channels_last, drop_path_rate, glorot, layer_scale, linear, linear_from,
-    query_value_bias,
-};
+use crate::layers::{Forward, Gate, Mlp, NormKind, channels_last, drop_path_rate, layer_scale};
 use crate::resnetv2::ResNetV2;
 
 /// How norms and branches are arranged in a block.
@@ -58,28 +58,12 @@ pub enum FinalNorm {
 pub enum Lineage {
     /// `VisionTransformer`.
     VisionTransformer,
+    /// `Eva` (Fang et al., 2022).
+    Eva,
     /// `Beit` (Bao et al., 2021).
     Beit,
     /// `VisionTransformerRelPos`.
     RelPos,
-}
-
-/// The projections to query, key and value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Qkv {
-    /// Their biases.
-    pub bias: QkvBias,
-}
-
-/// Which of the projections to query, key and value have a bias.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum QkvBias {
-    /// None of them.
-    None,
-    /// All.
-    All,
-    /// Query and value, each as its own parameter (BEiT).
-    QueryValue,
 }
 
 /// One Vision Transformer.
@@ -123,10 +107,16 @@ pub struct Vit {
     pub pooling: Pooling,
     /// Pooling over the patch tokens includes the others.
     pub pool_prefix: bool,
+    /// Heads of attention pooling, where they are not as many as in a block.
+    pub pool_heads: Option<usize>,
+    /// Width of the hidden layer of attention pooling, where it is not that of a block.
+    pub pool_mlp_dim: Option<usize>,
     /// Position embeddings.
     pub positions: Positions,
     /// Which tokens learned positions are added to.
     pub positions_on: PositionsOn,
+    /// Rotary positions, beside any of the embeddings.
+    pub rotary: Option<RotaryPositions>,
     /// A norm on the patch embeddings, before positions are added.
     pub patch_norm: bool,
     /// A norm before the first block (CLIP); the patch embedding has no bias then.
@@ -137,6 +127,8 @@ pub struct Vit {
     pub pre_logits: Option<usize>,
     /// The projections to query, key and value.
     pub qkv: Qkv,
+    /// Heads of keys and values in each block, which several heads of queries share; empty for one for each.
+    pub key_value_heads: Vec<usize>,
     /// Biases in the projection of attention and in the MLP.
     pub projection_bias: bool,
     /// A bias on attention scores by relative position.
@@ -147,6 +139,8 @@ pub struct Vit {
     pub attention_norm: bool,
     /// Layer scale and its starting value.
     pub layer_scale: Option<f32>,
+    /// Layer scale on attention alone, not on the MLP.
+    pub attention_only_layer_scale: bool,
     /// The MLP's activation.
     pub activation: Activation,
     /// The kind of all norms.
@@ -184,18 +178,23 @@ impl Default for Vit {
             registers: 0,
             pooling: Pooling::Token,
             pool_prefix: false,
+            pool_heads: None,
+            pool_mlp_dim: None,
             positions: Positions::Learned,
             positions_on: PositionsOn::AllTokens,
+            rotary: None,
             patch_norm: false,
             pre_norm: false,
             final_norm: FinalNorm::BeforePooling,
             pre_logits: None,
-            qkv: Qkv { bias: QkvBias::All },
+            qkv: Qkv::packed(QkvBias::All),
+            key_value_heads: Vec::new(),
             projection_bias: true,
             relative_bias: None,
             qk_norm: false,
             attention_norm: false,
             layer_scale: None,
+            attention_only_layer_scale: false,
             activation: Activation::Gelu,
             norm: NormKind::Layer,
             norm_epsilon: 1e-6,
@@ -231,6 +230,8 @@ struct BlockInputs {
     depth: usize,
     /// The bias on attention scores that all blocks share.
     shared_bias: Option<Tensor>,
+    /// Cosines and sines of rotary positions.
+    rotation: Option<[Tensor; 2]>,
 }
 
 impl Forward<'_, Vit> {
@@ -240,9 +241,11 @@ impl Forward<'_, Vit> {
     fn run(&self, image: &Tensor) {
         let mut x = self.embed(image);
         let shared_bias = relative::shared_bias(self.net, self.building, &x);
-        let mut inputs = BlockInputs { depth: 0, shared_bias };
+        let rotations = self.rotations(image);
+        let mut inputs = BlockInputs { depth: 0, shared_bias, rotation: None };
         for depth in 0..self.net.depth {
             inputs.depth = depth;
+            inputs.rotation = rotations.as_ref().map(|rotations| rotations.of_block(depth));
             x = self.block(x, &inputs);
         }
         if self.net.final_norm == FinalNorm::BeforePooling {
@@ -322,10 +325,11 @@ impl Forward<'_, Vit> {
 
     /// Equations 2 and 3: attention and MLP, each after a norm, each with a residual.
     fn pre_norm_block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
+        let (vit, depth) = (self.net, inputs.depth);
         let h = self.norm(&x, "norm1");
-        let x = x + self.branch(self.attention(&h, inputs, "attn"), inputs.depth, "ls1");
-        let h = self.norm(&x, "norm2");
-        x + self.branch(self.mlp(&h, "mlp"), inputs.depth, "ls2")
+        let x = x + self.branch(self.attention(&h, inputs, "attn"), depth, "ls1");
+        let y = self.mlp(&self.norm(&x, "norm2"), "mlp");
+        x + if vit.attention_only_layer_scale { self.drop_path(y, depth) } else { self.branch(y, depth, "ls2") }
     }
 
     /// The same with the norms at the end of the branches, in place of layer scale, whose starting value their weights have.
@@ -335,60 +339,6 @@ impl Forward<'_, Vit> {
         let branch = |y: Tensor, name| self.drop_path(norm.apply_from(&y, norm_epsilon, init, name), inputs.depth);
         let x = &x + &branch(self.attention(&x, inputs, "attn"), "norm1");
         &x + &branch(self.mlp(&x, "mlp"), "norm2")
-    }
-
-    /// Multi-head self-attention (appendix A).
-    fn attention(&self, x: &Tensor, inputs: &BlockInputs, name: &str) -> Tensor {
-        let vit = self.net;
-        let _scope = x.scope(name);
-        let qkv = self.qkv(x);
-        let [mut y, weights] = self.attend(&qkv, inputs);
-        weights.tap("weights");
-        if vit.attention_norm {
-            y = self.norm(&y, "norm");
-        }
-        let y = self.drop(linear(&y, vit.dim, vit.projection_bias, "proj"));
-        y.tap("");
-        y
-    }
-
-    /// `softmax(q kᵀ / √d + bias) v` in every head, and the weights, from `qkv [batch, tokens, 3 · dim]`.
-    fn attend(&self, qkv: &Tensor, inputs: &BlockInputs) -> [Tensor; 2] {
-        let (vit, [batch, tokens]) = (self.net, [qkv.extent(0), qkv.extent(1)]);
-        let head_dim = vit.dim / vit.heads;
-        let bias = relative::block_bias(vit, self.building, qkv, inputs.shared_bias.as_ref());
-        let (dropout, seed) = self.building.attention_dropout(qkv, vit.attention_dropout);
-        let op = Attention {
-            heads: vit.heads,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            packed: !vit.qk_norm,
-            bias: bias.is_some(),
-            dropout,
-        };
-        let others: Vec<&Tensor> = bias.iter().chain(seed).collect();
-        if !vit.qk_norm {
-            return qkv.attention(op, &others);
-        }
-        let part = |i: usize| qkv.slice(2, i * vit.dim, vit.dim);
-        let normed = |part: Tensor, name| {
-            let heads = part.reshape([batch, tokens, vit.heads, head_dim]);
-            self.norm(&heads, name).reshape([batch, tokens, vit.dim])
-        };
-        let (q, k, v) = (normed(part(0), "q_norm"), normed(part(1), "k_norm"), part(2));
-        q.attention(op, &[vec![&k, &v], others].concat())
-    }
-
-    /// The projections to query, key and value: three stacked matrices, each initialised as a `dim x dim` one.
-    fn qkv(&self, x: &Tensor) -> Tensor {
-        let (dim, init) = (self.net.dim, glorot(self.net.dim, self.net.dim));
-        match self.net.qkv.bias {
-            QkvBias::None => linear_from(x, 3 * dim, false, init, "qkv"),
-            QkvBias::All => linear_from(x, 3 * dim, true, init, "qkv"),
-            QkvBias::QueryValue => {
-                let weight = x.parameter("qkv.weight", [3 * dim, dim], init);
-                x.linear(&weight, Some(&query_value_bias(x, dim)))
-            }
-        }
     }
 
     fn mlp(&self, x: &Tensor, name: &str) -> Tensor {

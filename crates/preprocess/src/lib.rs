@@ -188,6 +188,15 @@ impl Preprocess {
         }
     }
 
+    /// With the mean and deviation of OpenAI's CLIP, as EVA's weights have them.
+    pub fn clip() -> Self {
+        Self {
+            mean: vec![0.481_454_66, 0.457_827_5, 0.408_210_73],
+            std: vec![0.268_629_54, 0.261_302_58, 0.275_777_11],
+            ..Self::inception()
+        }
+    }
+
     /// Normalised by ImageNet's mean and standard deviation, as for DeiT, ResNet and many others.
     pub fn imagenet() -> Self {
         Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..Self::inception() }

@@ -91,7 +91,7 @@ fn models() -> Vec<Vit> {
                             qk_norm: on(0),
                             layer_scale: on(1).then_some(0.5),
                             pre_norm: on(2),
-                            qkv: Qkv { bias: QKV_BIASES[turn / 8 % 3] },
+                            qkv: Qkv::packed(QKV_BIASES[turn / 8 % 3]),
                             relative_bias,
                             pre_logits: (on(4) && !distillation_head).then_some(6),
                             activation: ACTIVATIONS[turn % ACTIVATIONS.len()],

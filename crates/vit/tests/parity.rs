@@ -4,7 +4,7 @@
 mod support;
 
 use support::{CASES, FAMILY, copy, fixture, open, recorded, write};
-use vit::{DeviceOptions, Error, Model, ModelOptions, VerifyOptions, verify};
+use vit::{DeviceOptions, Error, Image, Model, ModelOptions, VerifyOptions, verify};
 use vit_cpu::{Cpu, Isa};
 use vit_models::weights::{self, Tensor};
 
@@ -226,4 +226,37 @@ fn unknown_arrays_and_wrong_shapes_fail_and_say_why() {
     }
     // The others are compared nevertheless.
     assert_eq!(verification.arrays.iter().filter(|a| a.passes()).count(), 5);
+}
+
+/// Every recording of `bench/parity --names`, in the folder that `VIT_RECORDINGS` names: from an image file to the output, to
+/// 1e-5 of its largest value.
+#[test]
+#[ignore = "run by bench/parity --names"]
+fn recordings_of_named_models() {
+    let folder = std::path::PathBuf::from(std::env::var_os("VIT_RECORDINGS").unwrap());
+    let mut cases: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.sort();
+    assert!(!cases.is_empty(), "no recordings");
+    let mut wrong = Vec::new();
+    for case in cases {
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        let io = weights::read(&case.join("io.safetensors")).unwrap();
+        let (output, expected) = io.tensors.iter().next().unwrap();
+        let mut model = match Model::open_with(&case, &ModelOptions::new().output(output)) {
+            Ok(model) => model,
+            Err(error) => {
+                println!("{name}: {error}");
+                wrong.push(name);
+                continue;
+            }
+        };
+        model.run(&Image::open(case.join("image.png")).unwrap()).unwrap();
+        let difference = support::difference(&model.output(output, 1).unwrap(), &expected.data);
+        let largest = expected.data.iter().fold(0f32, |m, v| m.max(v.abs()));
+        println!("{name}: {output} differ by {:.1e} of the largest", difference / largest);
+        if difference > 1e-5 * largest {
+            wrong.push(name);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join(", "));
 }

@@ -36,7 +36,7 @@ pub(super) fn figure(architecture: &Architecture, weights: &Weights) -> Result<F
              patches of the same row or column. The colours span the values found here, from {:.2} to {:.2}.",
             range[0], range[1]
         ),
-        scene: draw(&similarity, grid, range),
+        scene: draw("Cosine similarity of position embeddings", &similarity, grid, range),
         data: vec![FigureData::Npy(vec![grid[0] * grid[1]; 2], similarity)],
     })
 }
@@ -64,6 +64,9 @@ fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
         Positions::None if vit.relative_bias.is_some() => Err(InsightError::Unsuitable(
             "Similarity of positions: this model has no position embeddings, only relative positions.".into(),
         )),
+        Positions::None if vit.rotary.is_some() => Err(InsightError::Unsuitable(
+            "Similarity of positions: this model has no position embeddings, only rotary positions.".into(),
+        )),
         Positions::None => Err(InsightError::Unsuitable(
             "Similarity of positions: this model has no position embeddings; it sees a bag of patches.".into(),
         )),
@@ -71,13 +74,14 @@ fn embeddings(vit: &Vit, weights: &Weights) -> Result<Vec<f32>, InsightError> {
 }
 
 /// The smallest and the largest value, at least 0.01 apart.
-fn range(similarity: &[f32]) -> [f32; 2] {
+pub(super) fn range(similarity: &[f32]) -> [f32; 2] {
     let finite = || similarity.iter().copied().filter(|value| value.is_finite());
     let (low, high) = (finite().fold(1.0, f32::min), finite().fold(-1.0, f32::max));
     [low.min(high - 0.01), high]
 }
 
-fn draw(similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) -> Scene {
+/// A tile for each patch with its similarity to all patches.
+pub(super) fn draw(title: &str, similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) -> Scene {
     let step = rows.max(columns).div_ceil(MOST);
     let (down, across) = (rows.div_ceil(step), columns.div_ceil(step));
     // Cells are whole pixels, so that all have the same size.
@@ -92,7 +96,7 @@ fn draw(similarity: &[f32], [rows, columns]: [usize; 2], [low, high]: [f32; 2]) 
     let width = (area.right() + 90.0).max(420.0);
     let bar = Area { x: area.right() + 24.0, y: area.y, width: 12.0, height: area.height.clamp(80.0, 240.0) };
     let mut scene = Scene::new(width, (area.bottom() + 62.0).max(bar.bottom() + 16.0));
-    scene.text(Text::new("Cosine similarity of position embeddings", [24.0, 28.0], 16.0).bold());
+    scene.text(Text::new(title, [24.0, 28.0], 16.0).bold());
     let mut note = format!("from {low:.2} to {high:.2}");
     if step > 1 {
         note += &format!(", every {step}th position in each direction");
@@ -151,7 +155,7 @@ mod tests {
         for grid in [[1, 1], [2, 5], [7, 7], [14, 14], [24, 24], [3, 40]] {
             let patches: usize = grid.iter().product();
             let similarity: Vec<f32> = (0..patches * patches).map(|i| (i as f32 * 0.1).sin()).collect();
-            let scene = draw(&similarity, grid, range(&similarity));
+            let scene = draw("Similarity", &similarity, grid, range(&similarity));
             scene.assert_readable();
             assert!(scene.png(1.0).is_ok());
         }
@@ -161,7 +165,7 @@ mod tests {
     fn values_that_are_close_together_have_different_colours() {
         let similarity = [1.0, 0.7, 0.7, 1.0];
         assert_eq!(range(&similarity), [0.7, 1.0]);
-        let scene = draw(&similarity, [1, 2], range(&similarity));
+        let scene = draw("Similarity", &similarity, [1, 2], range(&similarity));
         scene.assert_readable();
         assert!(scene.texts().contains(&"from 0.70 to 1.00"), "{:?}", scene.texts());
         assert_eq!(range(&[1.0]), [0.99, 1.0]);

@@ -50,6 +50,11 @@ impl Building {
         (image, Building { mode, seed })
     }
 
+    /// The seed of a graph for training that draws random numbers.
+    pub fn seed(&self) -> Option<&Tensor> {
+        self.seed.as_ref()
+    }
+
     /// Normalises a channels-last value.
     pub fn norm(&self, x: &Tensor, norm: Norm, name: &str) -> Tensor {
         let channels = x.shape().last();

@@ -51,7 +51,7 @@ pub(super) fn variants() -> Vec<Variant> {
 pub(super) fn default() -> Vit {
     Vit {
         lineage: Lineage::Beit,
-        qkv: Qkv { bias: QkvBias::QueryValue },
+        qkv: Qkv::packed(QkvBias::QueryValue),
         pooling: Pooling::Mean,
         final_norm: FinalNorm::AfterPooling,
         ..Vit::default()

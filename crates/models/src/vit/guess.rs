@@ -8,7 +8,7 @@ use super::{
     RelativeBiasKind, Vit, variants,
 };
 use crate::config::{Config, google_stages};
-use crate::layers::{ContinuousBias, ContinuousForm, Stem};
+use crate::layers::{ContinuousBias, ContinuousForm, Mode, Stem};
 use crate::problem_type::ProblemType;
 use crate::resnetv2::ResNetV2;
 use crate::weights::{Scheme, Weights};
@@ -19,6 +19,9 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     // Swin has a patch embedding, too, but none of the others.
     ["cls_token", "pos_embed", "blocks.0.norm1.weight"].into_iter().find_map(shape)?;
     let &[dim, channels, ph, pw] = shape("patch_embed.proj.weight")? else { return None };
+    if let Some(found) = eva(weights) {
+        return Some(found);
+    }
     let backbone = backbone(weights, scheme);
     let channels = backbone.as_ref().map_or(channels, |b| b.channels);
     let depth = (0..).take_while(|i| shape(&format!("blocks.{i}.norm1.weight")).is_some()).count();
@@ -55,7 +58,7 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         pre_norm: shape("norm_pre.weight").is_some(),
         final_norm: if shape("fc_norm.weight").is_some() { FinalNorm::AfterPooling } else { FinalNorm::BeforePooling },
         pre_logits: shape("pre_logits.fc.weight").and_then(|s| s.first().copied()),
-        qkv: Qkv { bias: qkv_bias },
+        qkv: Qkv::packed(qkv_bias),
         relative_bias: relative_bias(weights),
         lineage: if qkv_bias == QkvBias::QueryValue { Lineage::Beit } else { Lineage::VisionTransformer },
         qk_norm: head_dim.is_some(),
@@ -113,6 +116,39 @@ fn relative_table(weights: &Weights) -> Option<(usize, usize)> {
     let others = if weights.tensors.contains_key("cls_token") { 3 } else { 0 };
     let side = rows.checked_sub(others)?.isqrt();
     (side * side + others == rows && side % 2 == 1).then_some((side.div_ceil(2), heads))
+}
+
+/// Tensors that only models of timm's class `Eva` have.
+const OF_EVA: [&str; 3] = ["rope.freqs", "blocks.0.attn.q_proj.weight", "blocks.0.attn.q_bias"];
+
+/// A named model of timm's class `Eva` with exactly these parameters: fixed rotary positions leave no trace in a file, but
+/// those without them have position embeddings.
+fn eva(weights: &Weights) -> Option<Config> {
+    let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
+    if shape("pos_embed").is_some() && OF_EVA.iter().all(|name| shape(name).is_none()) {
+        return None;
+    }
+    let filters = shape("patch_embed.proj.weight")?;
+    let classes = shape("head.weight").and_then(|s| s.first().copied()).unwrap_or(0);
+    variants::eva().into_iter().find_map(|mut found| {
+        let vit: &mut Vit = found.architecture.downcast_mut()?;
+        let [rows, columns] = vit.patch_size;
+        let &[dim, channels, ..] = filters else { return None };
+        if (dim, &filters[2..]) != (vit.dim, &[rows, columns]) {
+            return None;
+        }
+        (vit.channels, vit.classes) = (channels, classes);
+        let graph = found.architecture.build(1, Mode::Inference).ok()?;
+        let all = || graph.parameters().map(|(_, parameter)| parameter);
+        let fits = all().count() == weights.tensors.len() && all().all(|p| shape(&p.name) == Some(&p.shape[..]));
+        fits.then(|| Config {
+            name: Some(found.name),
+            architecture: found.architecture,
+            preprocessing: found.preprocessing,
+            labels: Vec::new(),
+            problem_type: ProblemType::default(),
+        })
+    })
 }
 
 /// The image size follows from the number of positions, if the grid is square.

@@ -3,7 +3,8 @@
 use vit_graph::Tensor;
 
 use super::{
-    BlockKind, FinalNorm, Pooling, Positions, PositionsOn, QkvBias, Vit, guess, positions, relative, variants,
+    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, guess, positions,
+    relative, variants,
 };
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::Config;
@@ -64,13 +65,17 @@ impl Network for Vit {
         if let Some(what) = self.block_contradiction() {
             return Some(what);
         }
+        if let Some(what) = self.attention_contradiction() {
+            return Some(what);
+        }
         let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction());
         backbone.or_else(|| positions::contradiction(self)).or_else(|| relative::contradiction(self))
     }
 
     fn rates(&self) -> Vec<f32> {
         let relative = self.relative_bias.map_or(0.0, |relative| relative.dropout());
-        vec![self.dropout, self.attention_dropout, self.drop_path, relative]
+        let coordinates = self.rotary.is_some_and(|rotary| rotary.is_random());
+        vec![self.dropout, self.attention_dropout, self.drop_path, relative, f32::from(u8::from(coordinates))]
     }
 
     fn heads(&self) -> &'static [&'static str] {
@@ -152,6 +157,11 @@ impl Network for Vit {
             (embedded, Some(relative)) => format!("{embedded}; {relative}"),
             (embedded, None) => embedded.to_string(),
         };
+        let positions = match self.rotary {
+            None => positions.into(),
+            Some(rotary) if self.positions == Positions::None => rotary.to_string(),
+            Some(rotary) => format!("{positions}; {rotary}"),
+        };
         let pooled = if self.pool_prefix { "all tokens" } else { "the patch tokens" };
         let pooling = match self.pooling {
             Pooling::Token => "the class token".into(),
@@ -201,6 +211,33 @@ impl Network for Vit {
 }
 
 impl Vit {
+    /// Why no attention can be built with these options.
+    fn attention_contradiction(&self) -> Option<String> {
+        let Vit { heads, depth, .. } = *self;
+        let unusual = self.rotary.is_some() || self.qkv.separate || !self.key_value_heads.is_empty();
+        if unusual && self.lineage != Lineage::Eva {
+            return Some("rotary positions and separate projections are options of timm's class Eva only".into());
+        }
+        if self.qkv.separate && matches!(self.block, BlockKind::Parallel) {
+            return Some("a block with attention and MLP side by side has one projection for all of them".into());
+        }
+        let grouped = &self.key_value_heads;
+        if !grouped.is_empty() {
+            let learned = self.rotary.is_some_and(|rotary| rotary.angles == RotaryAngles::Mixed);
+            if grouped.len() != depth || !self.qkv.separate || learned {
+                return Some(format!(
+                    "heads of keys and values need one number for each of the {depth} blocks, separate projections and no \
+                     learned rotary frequencies"
+                ));
+            }
+            if let Some(wrong) = grouped.iter().find(|&&shared| shared == 0 || !heads.is_multiple_of(shared)) {
+                return Some(format!("{heads} heads cannot share {wrong} heads of keys and values"));
+            }
+        }
+        let pool_heads = self.pool_heads.filter(|&heads| heads == 0 || !self.dim.is_multiple_of(heads));
+        pool_heads.map(|heads| format!("a width of {} cannot be divided among {heads} heads of pooling", self.dim))
+    }
+
     /// Why no block can be built with these options.
     fn block_contradiction(&self) -> Option<String> {
         let gated = self.gate != Gate::None || self.mlp_norm;

@@ -2,6 +2,7 @@
 
 use vit_graph::{Init, Tensor};
 
+use super::attention::Projected;
 use super::{BlockInputs, QkvBias, Vit};
 use crate::layers::{Forward, linear, linear_parts};
 
@@ -10,13 +11,13 @@ impl Forward<'_, Vit> {
     /// layer, the queries, the keys and the values; attention and MLP share the residual connection.
     pub(super) fn parallel_block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
         let vit = self.net;
-        let h = self.norm(&x, "in_norm");
         let biased = vit.qkv.bias == QkvBias::All;
+        let h = self.norm(&x, "in_norm");
         let [mut hidden, qkv] = linear_parts(&h, [vit.mlp_dim, 3 * vit.dim], biased, "in_proj");
         if !biased {
             hidden = hidden + x.parameter("mlp_bias", [vit.mlp_dim], Init::Zeros);
         }
-        let [y, weights] = self.attend(&qkv, inputs);
+        let [y, weights] = self.attend(Projected::Packed(qkv), inputs);
         weights.tap("attn.weights");
         let y = linear(&y, vit.dim, vit.projection_bias, "attn_out_proj");
         y.tap("attn");

@@ -61,7 +61,7 @@ impl Forward<'_, Vit> {
             }
             Pooling::Map => self.attention_pool(&patches(), "attn_pool"),
             Pooling::Refined => {
-                let [y, weights] = x.attention(self.pooling_attention(), &[x, x]);
+                let [y, weights] = x.attention(self.pooling_attention(self.net.heads), &[x, x]);
                 weights.tap("attn_pool.weights");
                 if self.net.class_token { token(&y, 0) } else { y.mean([1]) }
             }
@@ -77,23 +77,17 @@ impl Forward<'_, Vit> {
         let q = linear(&latent, vit.dim, true, "q").broadcast([batch, 1, vit.dim]);
         let kv = linear(x, 2 * vit.dim, true, "kv");
         let (k, v) = (kv.slice(2, 0, vit.dim), kv.slice(2, vit.dim, vit.dim));
-        let [y, weights] = q.attention(self.pooling_attention(), &[&k, &v]);
+        let [y, weights] = q.attention(self.pooling_attention(vit.pool_heads.unwrap_or(vit.heads)), &[&k, &v]);
         weights.tap("weights");
         let y = linear(&y, vit.dim, true, "proj");
         let h = self.norm(&y, "norm");
-        let h = Mlp::plain(vit.mlp_dim, vit.activation).apply(&h, |h| self.drop(h), "mlp");
+        let h = Mlp::plain(vit.pool_mlp_dim.unwrap_or(vit.mlp_dim), vit.activation).apply(&h, |h| self.drop(h), "mlp");
         token(&(y + h), 0)
     }
 
-    fn pooling_attention(&self) -> Attention {
-        let vit = self.net;
-        Attention {
-            heads: vit.heads,
-            scale: 1.0 / ((vit.dim / vit.heads) as f32).sqrt(),
-            packed: false,
-            bias: false,
-            dropout: None,
-        }
+    fn pooling_attention(&self, heads: usize) -> Attention {
+        let scale = 1.0 / ((self.net.dim / heads) as f32).sqrt();
+        Attention { heads, scale, packed: false, bias: false, dropout: None }
     }
 
     /// DeiT: class and distillation tokens have a head each, and the logits are the mean of both.

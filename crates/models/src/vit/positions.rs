@@ -1,9 +1,12 @@
-//! Position embeddings: none, learned, learned per row and column, or sine-cosine.
+//! Position embeddings: none, learned, learned per row and column, or sine-cosine; and rotary positions.
 
 use vit_graph::ops::Constant;
 use vit_graph::{Init, Tensor};
 
 use super::Vit;
+mod rotary;
+
+pub use rotary::{CoordinateAugmentation, RotaryAngles, RotaryPositions};
 
 /// How positions are encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,6 +87,9 @@ pub(super) fn contradiction(vit: &Vit) -> Option<String> {
         Positions::SinCos => 4,
         _ => 1,
     };
+    if let Some(reason) = vit.rotary.and_then(|rotary| rotary.contradiction(vit.dim / vit.heads)) {
+        return Some(reason);
+    }
     (!vit.dim.is_multiple_of(divisor))
         .then(|| format!("{:?} positions need a width that {divisor} divides, not {}", vit.positions, vit.dim))
 }

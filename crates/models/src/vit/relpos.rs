@@ -36,7 +36,7 @@ pub(super) fn variants() -> Vec<Variant> {
         dim,
         heads,
         mlp_dim: 4 * dim,
-        qkv: Qkv { bias: QkvBias::None },
+        qkv: Qkv::packed(QkvBias::None),
         ..default()
     };
     let fc_norm = |vit: &Vit| Vit { final_norm: FinalNorm::AfterPooling, ..vit.clone() };
@@ -46,7 +46,7 @@ pub(super) fn variants() -> Vec<Variant> {
     let shared = |vit: &Vit| Vit { relative_bias: mlp(vit.dim, BiasSharing::Shared), ..vit.clone() };
     let post_norm = |vit: Vit| Vit { block: BlockKind::PostNorm, ..vit };
     let (small, medium, base) = (sized(384, 6, 224), sized(512, 8, 224), sized(768, 12, 224));
-    let plus = |image| Vit { qkv: Qkv { bias: QkvBias::All }, ..sized(896, 14, image) };
+    let plus = |image| Vit { qkv: Qkv::packed(QkvBias::All), ..sized(896, 14, image) };
     let medium_by_token = Vit { relative_bias: mlp(256, BiasSharing::PerBlock), ..by_token(&medium) };
     let all = [
         ("vit_relpos_small_patch16_224", fc_norm(&small)),

@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::{
-    BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias,
-    RelativeBiasKind, Vit, beit, relpos, variants,
+    BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RelativeBias,
+    RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
 };
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
@@ -38,6 +38,7 @@ impl Configured for Vit {
         let class = match (self.lineage, &self.backbone, self.distillation_head) {
             (Lineage::Beit, ..) => beit::CLASS,
             (Lineage::RelPos, ..) => relpos::CLASS,
+            (Lineage::Eva, ..) => eva::CLASS,
             (Lineage::VisionTransformer, Some(_), _) => HYBRID,
             (Lineage::VisionTransformer, None, true) => DISTILLED,
             (Lineage::VisionTransformer, None, false) => CLASS,
@@ -57,6 +58,7 @@ impl Configured for Vit {
             Lineage::VisionTransformer => {}
             Lineage::Beit => return beit::configure(self, args),
             Lineage::RelPos => return relpos::configure(self, args),
+            Lineage::Eva => return eva::configure(self, args),
         }
         self.gate = gate(args)?.unwrap_or(self.gate);
         self.block = block(args)?.unwrap_or(self.block);
@@ -116,6 +118,9 @@ impl Configured for Vit {
     fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
         self.norm_epsilon = extra.number("norm_epsilon")?.map_or(self.norm_epsilon, |e| e as f32);
         self.pre_logits = extra.count("pre_logits")?.or(self.pre_logits);
+        if let (Some(rotary), Some(true)) = (&mut self.rotary, extra.flag("bf16_periods")?) {
+            rotary.round_periods();
+        }
         self.distillation_token = extra.flag("distillation_token")?.unwrap_or(self.distillation_token);
         self.distillation_head = extra.flag("distillation_head")?.unwrap_or(self.distillation_head);
         // Older versions wrote a width that is not a multiple.
@@ -130,7 +135,7 @@ impl Configured for Vit {
         }
         match extra.text("qkv_bias")? {
             None => {}
-            Some("query_value") => self.qkv = Qkv { bias: QkvBias::QueryValue },
+            Some("query_value") => self.qkv.bias = QkvBias::QueryValue,
             Some(other) => return Err(format!("`qkv_bias` should be query_value, not {other}")),
         }
         if let Some(bias) = extra.object("relative_bias")? {
@@ -167,7 +172,7 @@ impl Configured for Vit {
     }
 
     fn timm_name(&self, parameter: &str) -> Option<String> {
-        (self.lineage == Lineage::Beit).then(|| beit_name(parameter))
+        matches!(self.lineage, Lineage::Beit | Lineage::Eva).then(|| beit_name(parameter))
     }
 
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
@@ -178,6 +183,7 @@ impl Configured for Vit {
             (CLASS, Vit::default(), Preprocess::inception()),
             (HYBRID, Vit::default(), Preprocess::inception()),
             (DISTILLED, distilled, Preprocess::imagenet()),
+            (eva::CLASS, eva::default(), Preprocess::clip()),
         ]
     }
 }
@@ -198,7 +204,7 @@ pub(super) fn configure_encoder(vit: &mut Vit, args: &Arguments, bias: QkvBias) 
     let hidden = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
     vit.mlp_dim = if vit.gate == Gate::Packed { hidden / 2 } else { hidden };
     if let Some(biased) = args.flag("qkv_bias")? {
-        vit.qkv = Qkv { bias: if biased { bias } else { QkvBias::None } };
+        vit.qkv.bias = if biased { bias } else { QkvBias::None };
     }
     vit.layer_scale = args.number("init_values")?.map(|v| v as f32).or(vit.layer_scale);
     vit.activation = args.activation("act_layer")?.unwrap_or(vit.activation);
@@ -237,6 +243,7 @@ fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
         Lineage::VisionTransformer => {}
         Lineage::Beit => return beit::arguments(vit, args),
         Lineage::RelPos => return relpos::arguments(vit, args),
+        Lineage::Eva => return eva::arguments(vit, args),
     }
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
     set("class_token", json!(vit.class_token));
@@ -283,6 +290,10 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
     let class = if vit.norm == NormKind::Rms { "RmsNorm" } else { "LayerNorm" };
     let norm = json!({ class: { "eps": short(vit.norm_epsilon) } });
+    if vit.lineage == Lineage::Eva {
+        set("norm_layer", norm);
+        return args;
+    }
     if vit.patch_norm {
         set("embed_norm_layer", norm.clone());
     }
@@ -307,7 +318,7 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
 }
 
 /// A norm by timm's class or short name.
-fn norm(args: &Arguments, name: &str) -> Result<Option<(NormKind, f32)>, String> {
+pub(super) fn norm(args: &Arguments, name: &str) -> Result<Option<(NormKind, f32)>, String> {
     let Some((class, bound)) = args.class(name)? else { return Ok(None) };
     let kind = match class.to_ascii_lowercase().as_str() {
         "layernorm" => NormKind::Layer,
@@ -353,6 +364,9 @@ fn block(args: &Arguments) -> Result<Option<BlockKind>, String> {
 
 /// The model that timm changes into this one, by name, or why it cannot.
 fn base(vit: &Vit) -> Result<(String, Vit), String> {
+    if vit.lineage == Lineage::Eva {
+        return Ok((eva::base(vit).into(), eva::default()));
+    }
     let positions = match vit.positions {
         _ if vit.lineage != Lineage::VisionTransformer => None,
         _ if vit.relative_bias.is_some() => Some("relative positions"),
@@ -387,7 +401,8 @@ fn with_layers_of(vit: &Vit) -> Option<(String, Vit)> {
     let usual = ("vit_base_patch16_224".to_string(), Vit::default());
     let published = variants::variants().into_iter().filter_map(|v| {
         let found: &Vit = v.architecture.downcast_ref()?;
-        (found.backbone.is_none() && !found.distillation_head).then(|| (v.name.clone(), found.clone()))
+        let plain = found.lineage == Lineage::VisionTransformer && found.backbone.is_none();
+        (plain && !found.distillation_head).then(|| (v.name.clone(), found.clone()))
     });
     let mut suitable: Vec<_> =
         std::iter::once(usual).chain(published).filter(|(_, found)| layers(found) == layers(vit)).collect();
@@ -427,6 +442,9 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     let mut extra = Map::new();
     if vit.norm_epsilon != Vit::default().norm_epsilon {
         extra.insert("norm_epsilon".into(), json!(short(vit.norm_epsilon)));
+    }
+    if matches!(vit.rotary.map(|r| r.angles), Some(RotaryAngles::Centred { bf16_periods: true, .. })) {
+        extra.insert("bf16_periods".into(), json!(true));
     }
     if let Some(hidden) = vit.pre_logits {
         extra.insert("pre_logits".into(), json!(hidden));

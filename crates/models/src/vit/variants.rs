@@ -1,5 +1,7 @@
 //! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
 
+mod eva;
+
 use super::{FinalNorm, Pooling, PositionsOn, Qkv, QkvBias, Vit, beit, relpos};
 use crate::layers::Stem;
 use crate::resnetv2::{ResNetV2, StemPooling};
@@ -106,7 +108,13 @@ pub(super) fn variants() -> Vec<Variant> {
     all.extend(successors());
     all.extend(beit::variants());
     all.extend(relpos::variants());
+    all.extend(eva::variants());
     all
+}
+
+/// Those of timm's class `Eva`.
+pub(super) fn eva() -> Vec<Variant> {
+    eva::variants()
 }
 
 /// The variant of a name that was not published: any patch and image size in timm's or the paper's form
@@ -250,7 +258,7 @@ fn successors() -> Vec<Variant> {
     let gap = Vit {
         class_token: false,
         pooling: Pooling::Mean,
-        qkv: Qkv { bias: QkvBias::None },
+        qkv: Qkv::packed(QkvBias::None),
         layer_scale: Some(1e-6),
         final_norm: FinalNorm::BeforePooling,
         ..medium.vit(16, 240)

@@ -53,7 +53,7 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     })
 }
 
-/// The name of a parameter in BEiT's files.
+/// The name of a parameter in the files of BEiT and EVA.
 pub fn beit_name(canonical: &str) -> String {
     for (ours, theirs) in [(".ls1.gamma", ".gamma_1"), (".ls2.gamma", ".gamma_2"), (".attn.rel_pos.", ".attn.")] {
         if canonical.starts_with("blocks.") && canonical.contains(ours) {

@@ -1,0 +1,68 @@
+//! The names of the original files of EVA-02 and DINOv3, mapped onto timm's.
+
+use crate::weights::{Tensor, Weights, WeightsError};
+
+/// Names inside a block, ours second. DINOv3 and EVA-02 call the three layers of SwiGLU `w1`, `w2` and `w3`.
+const INSIDE: [(&str, &str); 6] = [
+    (".mlp.ffn_ln.", ".mlp.norm."),
+    (".attn.inner_attn_ln.", ".attn.norm."),
+    (".mlp.w12.", ".mlp.fc1."),
+    (".mlp.w1.", ".mlp.fc1_g."),
+    (".mlp.w2.", ".mlp.fc1_x."),
+    (".mlp.w3.", ".mlp.fc2."),
+];
+
+/// Whether a tensor is a table of rotary positions, which follows from the configuration. Learned frequencies are
+/// parameters.
+fn is_rotary_table(name: &str) -> bool {
+    name != "rope.freqs" && (name.starts_with("rope") || name.contains(".rope."))
+}
+
+/// A name in timm's form; `None` for tensors that inference does not need.
+pub(super) fn canonical_name(name: &str) -> Option<String> {
+    // DINOv3's local crops have their own norm in pre-training.
+    if is_rotary_table(name) || name.ends_with(".bias_mask") || name.starts_with("local_cls_norm.") {
+        return None;
+    }
+    if name == "storage_tokens" {
+        return Some("reg_token".into());
+    }
+    let inside = INSIDE.iter().find(|(theirs, _)| name.starts_with("blocks.") && name.contains(theirs));
+    Some(inside.map_or_else(|| name.into(), |(theirs, ours)| name.replacen(theirs, ours, 1)))
+}
+
+/// Whether DINOv3's code wrote these weights: their biases of keys are masked.
+pub fn is_dinov3(weights: &Weights) -> bool {
+    weights.tensors.contains_key("storage_tokens")
+}
+
+/// Splits the bias of query, key and value where that of keys is masked, and moves separate biases to their projections.
+pub(super) fn split_biases(weights: &mut Weights, masked: bool) -> Result<(), WeightsError> {
+    let prefixes: Vec<String> = weights
+        .tensors
+        .keys()
+        .filter_map(|name| name.strip_suffix(".proj.weight").filter(|layer| layer.ends_with(".attn")))
+        .map(String::from)
+        .collect();
+    for attention in prefixes {
+        if weights.tensors.contains_key(&format!("{attention}.q_proj.weight")) {
+            for part in ["q", "v"] {
+                if let Some(bias) = weights.tensors.remove(&format!("{attention}.{part}_bias")) {
+                    weights.insert(format!("{attention}.{part}_proj.bias"), bias)?;
+                }
+            }
+        }
+        let name = format!("{attention}.qkv.bias");
+        if let Some(stacked) = if masked { weights.tensors.remove(&name) } else { None } {
+            let third = stacked.data.len() / 3;
+            if stacked.shape != [3 * third] {
+                return Err(WeightsError::shape(&name, &stacked.shape, "[3 × dim]"));
+            }
+            for (part, start) in [("q", 0), ("v", 2 * third)] {
+                let values = stacked.data[start..][..third].to_vec();
+                weights.insert(format!("{attention}.{part}_bias"), Tensor::new(vec![third], values)?)?;
+            }
+        }
+    }
+    Ok(())
+}
