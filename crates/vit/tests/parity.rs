@@ -75,19 +75,36 @@ cases! {
     timm_swin: MAPPED;
     timm_beit: JAX;
     timm_relpos: ONE_HEAD;
+    timm_rope_mixed: JAX;
     timm_coatnet: MAPPED;
     timm_coatnet_rw: MAPPED;
 }
 
-/// Swin V2 is recorded with its loss and every gradient.
+/// Verifies a folder that is recorded with its loss and every gradient, more than `gradients` of them.
+fn agrees_with_gradients(case: &str, gradients: usize) {
+    let io = recorded(case);
+    let ours =
+        |name: &String| name.replace(".gamma_", ".ls").replace(".ls1", ".ls1.gamma").replace(".ls2", ".ls2.gamma");
+    let mut arrays: Vec<String> =
+        io.tensors.keys().filter(|n| !["input", "labels"].contains(&n.as_str())).map(ours).collect();
+    arrays.sort_unstable();
+    assert!(arrays.iter().filter(|name| name.starts_with("grad.")).count() > gradients);
+    agrees(case, None, &arrays.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
 #[test]
 fn timm_swinv2() {
-    let io = recorded("timm_swinv2");
-    let mut arrays: Vec<&str> =
-        io.tensors.keys().map(String::as_str).filter(|n| !["input", "labels"].contains(n)).collect();
-    arrays.sort_unstable();
-    assert!(arrays.iter().filter(|name| name.starts_with("grad.")).count() > 90);
-    agrees("timm_swinv2", None, &arrays);
+    agrees_with_gradients("timm_swinv2", 90);
+}
+
+#[test]
+fn timm_eva02() {
+    agrees_with_gradients("timm_eva02", 30);
+}
+
+#[test]
+fn timm_dinov3() {
+    agrees_with_gradients("timm_dinov3", 30);
 }
 
 #[test]

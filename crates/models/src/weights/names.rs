@@ -2,6 +2,7 @@
 //! and reported when the weights are adapted to a model.
 
 pub mod big_transfer;
+pub mod eva;
 pub mod hugging_face;
 pub mod jax;
 pub mod timm;

@@ -49,7 +49,7 @@ fn by_token(vit: Vit) -> Vit {
     Vit { pooling: Pooling::Token, final_norm: FinalNorm::BeforePooling, ..vit }
 }
 
-fn variant(name: &str, family: &'static str, _licence: &'static str, vit: Vit, preprocessing: Preprocess) -> Variant {
+fn variant(name: &str, family: &'static str, vit: Vit, preprocessing: Preprocess) -> Variant {
     let preprocessing = Preprocess { image_size: vit.image_size, ..preprocessing };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
 }
@@ -66,7 +66,7 @@ fn crop(crop_pct: f64, preprocessing: Preprocess) -> Preprocess {
 fn eva() -> Vec<Variant> {
     let giant = |image| Vit { mlp_dim: 6144, ..of_size(GIANT, 14, image) };
     let clip = Vit { classes: 1024, ..by_token(giant(224)) };
-    let variant = |name: &str, vit, preprocessing| variant(name, "EVA", "MIT", vit, preprocessing);
+    let variant = |name: &str, vit, preprocessing| variant(name, "EVA", vit, preprocessing);
     vec![
         variant("eva_giant_patch14_224", giant(224), crop(0.9, Preprocess::clip())),
         variant("eva_giant_patch14_336", giant(336), squash(Preprocess::clip())),
@@ -97,7 +97,7 @@ fn eva02() -> Vec<Variant> {
     let post_norm =
         Vit { mlp_dim: 15360, block: BlockKind::PostNorm, classes: 1024, ..by_token(of_size(enormous, 14, 224)) };
     let headless = |vit: Vit| Vit { classes: 0, ..vit };
-    let variant = |name: &str, vit, preprocessing| variant(name, "EVA-02", "MIT", vit, preprocessing);
+    let variant = |name: &str, vit, preprocessing| variant(name, "EVA-02", vit, preprocessing);
     let (small, whole) = (crop(0.9, Preprocess::clip()), crop(1.0, Preprocess::clip()));
     vec![
         variant("eva02_tiny_patch14_224", headless(eva02(TINY, 14, 224)), small.clone()),
@@ -128,7 +128,7 @@ fn rope() -> Vec<Variant> {
     };
     let mediumd = EvaSize(512, 20, 8);
     let betwixt = EvaSize(640, 12, 10);
-    let variant = |name: &str, vit, preprocessing| variant(name, "RoPE-ViT", "MIT", vit, crop(0.95, preprocessing));
+    let variant = |name: &str, vit, preprocessing| variant(name, "RoPE-ViT", vit, crop(0.95, preprocessing));
     let inception = Preprocess::inception;
     vec![
         variant("vit_medium_patch16_rope_reg1_gap_256", rope(MEDIUM, 1, QkvBias::QueryValue), inception()),
@@ -158,7 +158,7 @@ fn naver() -> Vec<Variant> {
                     ..of_size(size, 16, 224)
                 });
                 let name = format!("vit_{name}_patch16_rope{infix}{ape}_224");
-                all.push(variant(&name, "RoPE-ViT", "Apache-2.0", vit, crop(0.9, Preprocess::imagenet())));
+                all.push(variant(&name, "RoPE-ViT", vit, crop(0.9, Preprocess::imagenet())));
             }
         }
     }
@@ -195,8 +195,7 @@ fn perception() -> Vec<Variant> {
     // Features of an inner block, without a norm.
     let inner = |vit: Vit| Vit { classes: 0, final_norm: FinalNorm::Absent, ..vit };
     let scaled = |vit: Vit| Vit { layer_scale: Some(0.1), ..inner(vit) };
-    let variant =
-        |name: &str, vit| variant(name, "Perception Encoder", "Apache-2.0", vit, crop(1.0, Preprocess::inception()));
+    let variant = |name: &str, vit| variant(name, "Perception Encoder", vit, crop(1.0, Preprocess::inception()));
     let lang = Vit { depth: 23, ..encoder(LARGE, 14, 448, 32) };
     vec![
         variant("vit_pe_core_tiny_patch16_384", core(encoder(TINY, 16, 384, 24), 512)),
@@ -235,14 +234,13 @@ fn swiglu(vit: Vit, mlp_dim: usize) -> Vit {
 
 /// `_qkvb` has biases of queries and values, which are zero in DINOv3's published weights.
 fn dinov3() -> Vec<Variant> {
-    const LICENCE: &str = "DINOv3 License";
     let dino = |size| headless_dino(size, 256);
     let plus = |size: EvaSize| swiglu(dino(size), 4 * size.0);
     let biased = |vit: Vit| Vit { qkv: Qkv::packed(QkvBias::QueryValue), ..vit };
     let preprocessing = crop(1.0, Preprocess::imagenet());
-    let of = |name: &str, licence, vit| variant(name, "DINOv3", licence, vit, preprocessing.clone());
+    let of = |name: &str, vit| variant(name, "DINOv3", vit, preprocessing.clone());
     // Its published weights are EUPE's.
-    let mut all = vec![of("vit_tiny_patch16_dinov3_qkvb", "FAIR Noncommercial Research License", biased(dino(TINY)))];
+    let mut all = vec![of("vit_tiny_patch16_dinov3_qkvb", biased(dino(TINY)))];
     for (name, vit) in [
         ("small", dino(SMALL)),
         ("small_plus", plus(SMALL)),
@@ -250,11 +248,11 @@ fn dinov3() -> Vec<Variant> {
         ("large", dino(LARGE)),
         ("huge_plus", plus(EvaSize(1280, 32, 20))),
     ] {
-        all.push(of(&format!("vit_{name}_patch16_dinov3"), LICENCE, vit.clone()));
-        all.push(of(&format!("vit_{name}_patch16_dinov3_qkvb"), LICENCE, biased(vit)));
+        all.push(of(&format!("vit_{name}_patch16_dinov3"), vit.clone()));
+        all.push(of(&format!("vit_{name}_patch16_dinov3_qkvb"), biased(vit)));
     }
     let seven_billion = swiglu(dino(EvaSize(4096, 40, 32)), 8192);
-    all.push(of("vit_7b_patch16_dinov3", LICENCE, seven_billion));
+    all.push(of("vit_7b_patch16_dinov3", seven_billion));
     all
 }
 
@@ -269,7 +267,7 @@ fn lingbot() -> Vec<Variant> {
     let sizes = [("small", lingbot(SMALL)), ("base", lingbot(BASE)), ("large", lingbot(LARGE)), ("giant", giant)];
     let of = |(name, vit)| {
         let name = format!("vit_{name}_patch16_lingbot");
-        variant(&name, "LingBot-Vision", "Apache-2.0", vit, preprocessing.clone())
+        variant(&name, "LingBot-Vision", vit, preprocessing.clone())
     };
     sizes.into_iter().map(of).collect()
 }
@@ -310,7 +308,7 @@ fn sapiens() -> Vec<Variant> {
     ]
     .map(|(name, size)| {
         let name = format!("vit_{name}_patch16_sapiens2");
-        variant(&name, "Sapiens2", "Sapiens2 License", sapiens(size), preprocessing.clone())
+        variant(&name, "Sapiens2", sapiens(size), preprocessing.clone())
     })
     .into()
 }

@@ -21,7 +21,7 @@ fn is_rotary_table(name: &str) -> bool {
 /// A name in timm's form; `None` for tensors that inference does not need.
 pub(super) fn canonical_name(name: &str) -> Option<String> {
     // DINOv3's local crops have their own norm in pre-training.
-    if is_rotary_table(name) || name.ends_with(".bias_mask") || name.starts_with("local_cls_norm.") {
+    if is_rotary_table(name) || name.ends_with(".qkv.bias_mask") || name.starts_with("local_cls_norm.") {
         return None;
     }
     if name == "storage_tokens" {
@@ -31,9 +31,9 @@ pub(super) fn canonical_name(name: &str) -> Option<String> {
     Some(inside.map_or_else(|| name.into(), |(theirs, ours)| name.replacen(theirs, ours, 1)))
 }
 
-/// Whether DINOv3's code wrote these weights: their biases of keys are masked.
-pub fn is_dinov3(weights: &Weights) -> bool {
-    weights.tensors.contains_key("storage_tokens")
+/// Whether the bias of keys is masked, as DINOv3's own files have it.
+pub(super) fn has_masked_keys(weights: &Weights) -> bool {
+    weights.tensors.keys().any(|name| name.ends_with("blocks.0.attn.qkv.bias_mask"))
 }
 
 /// Splits the bias of query, key and value where that of keys is masked, and moves separate biases to their projections.

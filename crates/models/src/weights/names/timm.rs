@@ -1,7 +1,7 @@
 //! timm's names, which are the canonical ones. Those of older files and of original repositories (DeiT III, DINOv2, BEiT, Swin)
 //! are converted.
 
-use super::rename;
+use super::{eva, rename};
 use crate::weights::{Weights, WeightsError};
 
 /// Prefixes that data-parallel and compiled modules put before every name.
@@ -19,8 +19,9 @@ pub fn detect(weights: &Weights) -> bool {
 
 /// Canonical names.
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
+    let masked_keys = eva::has_masked_keys(&weights);
     let original_swin = weights.tensors.keys().any(|name| unwrapped(name) == "layers.0.downsample.reduction.weight");
-    rename(weights, |name| {
+    let mut weights = rename(weights, |name| {
         let name = unwrapped(name);
         match name {
             "register_tokens" => return Some("reg_token".into()),
@@ -49,8 +50,10 @@ pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
                 return Some(format!("{block}.ls2.gamma"));
             }
         }
-        Some(name.into())
-    })
+        eva::canonical_name(name)
+    })?;
+    eva::split_biases(&mut weights, masked_keys)?;
+    Ok(weights)
 }
 
 /// The name of a parameter in the files of BEiT and EVA.
