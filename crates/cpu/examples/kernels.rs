@@ -95,7 +95,7 @@ fn quantised_product(pool: &ThreadPool, isa: Isa, m: usize, n: usize, k: usize, 
     let bias = Aligned::new(n);
     let mut b = Aligned::new(int8::packed_len(isa, k, n));
     let mut c = Aligned::new(m * n);
-    let mut workspace = Aligned::new(int8::workspace(isa, pool.threads(), m, n, k));
+    let mut workspace = Aligned::new(int8::workspace(isa, m, k));
     int8::pack(isa, w.get(), k, n, b.get_mut());
     let time = best(|| {
         let product = Gemm8 {

@@ -123,7 +123,7 @@ fn check_with(case: &Case, a: &[f32], w: &[f32], random: &mut Random) {
         pack_parallel(pool, path, w, k, n, &mut parallel);
         assert_eq!(bits(&packed), bits(&parallel), "{what}");
         let mut c = vec![GAP; m * ldc];
-        let mut scratch = vec![f32::NAN; workspace(path, pool.threads(), m, n, k)];
+        let mut scratch = vec![f32::NAN; workspace(path, m, k)];
         gemm(pool, path, Gemm8 { m, n, k, a, lda, b_packed: &packed, c: &mut c, ldc, epilogue }, &mut scratch);
         c
     };
@@ -275,7 +275,7 @@ fn a_row_does_not_depend_on_the_rows_around_it() {
         let mut packed = vec![0.0; packed_len(path, k, n)];
         pack(path, &w, k, n, &mut packed);
         let mut c = vec![0.0; m * n];
-        let mut scratch = vec![0.0; workspace(path, 1, m, n, k)];
+        let mut scratch = vec![0.0; workspace(path, m, k)];
         let epilogue = Epilogue { activation: Some(Activation::Gelu), ..Epilogue::default() };
         let one = Gemm8 { m, n, k, a, lda: k, b_packed: &packed, c: &mut c, ldc: n, epilogue };
         gemm(&ThreadPool::new(1), path, one, &mut scratch);
@@ -315,7 +315,7 @@ fn nothing_to_compute_is_no_error() {
     for path in DotPath::available() {
         for (m, n) in [(0, 5), (5, 0)] {
             let packed = vec![0.0; packed_len(path, 7, n)];
-            let mut scratch = vec![0.0; workspace(path, 2, m, n, 7)];
+            let mut scratch = vec![0.0; workspace(path, m, 7)];
             let none = Gemm8 {
                 m,
                 n,
@@ -333,7 +333,7 @@ fn nothing_to_compute_is_no_error() {
         let mut packed = vec![f32::NAN; packed_len(path, 0, 3)];
         pack(path, &[], 0, 3, &mut packed);
         let mut c = [GAP; 6];
-        let mut scratch = vec![f32::NAN; workspace(path, 2, 2, 3, 0)];
+        let mut scratch = vec![f32::NAN; workspace(path, 2, 0)];
         let epilogue = Epilogue { bias: Some(&[1.0, 2.0, 3.0]), ..Epilogue::default() };
         let empty = Gemm8 { m: 2, n: 3, k: 0, a: &[], lda: 0, b_packed: &packed, c: &mut c, ldc: 3, epilogue };
         gemm(&pool, path, empty, &mut scratch);
@@ -365,7 +365,7 @@ fn a_short_result_is_refused() {
         ldc: 3,
         epilogue: Epilogue::default(),
     };
-    gemm(&ThreadPool::new(1), path, one, &mut vec![0.0; workspace(path, 1, 2, 3, 1)]);
+    gemm(&ThreadPool::new(1), path, one, &mut vec![0.0; workspace(path, 2, 1)]);
 }
 
 #[test]

@@ -54,7 +54,7 @@ pub struct Gemm8<'a> {
 }
 
 /// Elements of workspace that [`gemm`] needs.
-pub fn workspace(path: impl Into<DotPath>, _threads: usize, m: usize, _n: usize, k: usize) -> usize {
+pub fn workspace(path: impl Into<DotPath>, m: usize, k: usize) -> usize {
     let shape = path.into().dispatch(ShapeOf);
     m * row_bytes(shape, k) / 4 + 2 * m + ALIGN
 }
@@ -78,7 +78,7 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
     assert_eq!(gemm.b_packed.len(), packed_len(path, k, n), "packed weights for k={k} n={n}");
     check_matrix("C", gemm.c.len(), m, n, gemm.ldc);
     gemm.epilogue.check(m, n);
-    check_workspace("int8 gemm", workspace.len(), self::workspace(path, pool.threads(), m, n, k));
+    check_workspace("int8 gemm", workspace.len(), self::workspace(path, m, k));
     if m == 0 || n == 0 {
         return;
     }

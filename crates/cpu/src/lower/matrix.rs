@@ -79,7 +79,7 @@ pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], f
         let product = Gemm8 { m, n, k, a: inputs[0], lda: k, b_packed, c: outputs[0], ldc: n, epilogue };
         int8::gemm(&p.pool, p.isa, product, workspace);
     })
-    .with_workspace(packed_len + int8::workspace(processor.isa, processor.pool.threads(), m, n, k));
+    .with_workspace(packed_len + int8::workspace(processor.isa, m, k));
     lowered.packing = fixed.then_some(WeightPacking { input: 1, form: PackedForm::Int8 });
     Ok(lowered)
 }

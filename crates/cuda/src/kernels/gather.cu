@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // order and without atomics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad(const X* dy, const int* indices, Y* dtable, u32 inner, u32 indices_count) {
-    const u32 row = blockIdx.x, column = blockIdx.y;
+    const u32 row = blockIdx.x / inner, column = blockIdx.x % inner;
     float sum = 0.0f;
     for (u32 i = threadIdx.x; i < indices_count; i += THREADS)
         if (indices[i] == (int)row) sum += to_float(dy[(u64)i * inner + column]);

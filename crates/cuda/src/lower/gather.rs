@@ -24,6 +24,6 @@ pub(super) fn gather_grad(e: &mut Emitter) {
         .u32(indices.shape.elements());
     if rows * inner > 0 {
         // A block computes one element of the table.
-        e.kernel(variant, "gather_grad", [rows, inner, 1], THREADS, 0, arguments);
+        e.kernel(variant, "gather_grad", [rows * inner, 1, 1], THREADS, 0, arguments);
     }
 }
