@@ -18,6 +18,7 @@ mod label;
 mod memory;
 mod models;
 mod patches;
+mod plan;
 mod recipes;
 mod remote;
 mod serve;
@@ -62,6 +63,7 @@ enum Command {
     Explain(explain::Arguments),
     Inspect(inspect::Arguments),
     Patches(patches::Arguments),
+    Plan(plan::Arguments),
     Convert(convert::Arguments),
     Train(train::Arguments),
     Finetune(train::FinetuneArguments),
@@ -129,6 +131,7 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Explain(arguments) => explain::run(arguments),
         Command::Inspect(arguments) => inspect::run(arguments),
         Command::Patches(arguments) => patches::run(arguments),
+        Command::Plan(arguments) => plan::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Finetune(arguments) => train::finetune(arguments),

@@ -146,6 +146,18 @@ pub fn json(memory: &RunMemory) -> serde_json::Value {
 
 /// The memory for training a model with the default recipe, for an unknown dataset.
 pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow::Result<RunMemory> {
+    let plan = |graph: &Graph| device.plan(graph);
+    Ok(RunMemory::new(&default_training(config, batch)?, &plan, before(device.free_memory()))?)
+}
+
+/// The same on an H100 or H200, planned without one.
+pub fn of_training_without_gpu(config: &Config, batch: usize, precision: Precision) -> anyhow::Result<RunMemory> {
+    let plan = |graph: &Graph| vit_cuda::plan_without_gpu(graph, precision);
+    let before = MemoryBaseline { own_memory: true, ..before(None) };
+    Ok(RunMemory::new(&default_training(config, batch)?, &plan, before)?)
+}
+
+fn default_training(config: &Config, batch: usize) -> anyhow::Result<Workload> {
     let mut config = config.clone();
     let mut recipe = Recipe::named("small")?;
     recipe.batch = batch;
@@ -154,8 +166,7 @@ pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow
         config.architecture.set_classes(1000);
     }
     let options = TrainerOptions { threads: 1, cache_bytes: 0, save_every: Duration::MAX, recompute: false };
-    let workload = Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 };
-    Ok(RunMemory::new(&workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?)
+    Ok(Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 })
 }
 
 /// Prints the size of a run's folder, and fails if the disk cannot hold it.

@@ -20,6 +20,7 @@ mod json;
 pub mod plots;
 mod recipe;
 mod run;
+pub mod scaling;
 mod step;
 mod study;
 
