@@ -27,7 +27,7 @@ pub fn variants() -> Vec<Variant> {
 /// The variant of a name; a tag after a dot, as in `vit_base_patch16_224.augreg_in21k`, says which weights and is
 /// ignored here.
 pub fn variant(name: &str) -> Option<Variant> {
-    let name = name.strip_prefix("hf_hub:").unwrap_or(name);
+    let name = ["hf-hub:", "hf_hub:"].iter().find_map(|scheme| name.strip_prefix(scheme)).unwrap_or(name);
     let name = name.rsplit_once("timm/").map_or(name, |(_, name)| name);
     let find = |name: &str| {
         let published = variants().into_iter().find(|v| v.name == name || v.paper_name.as_deref() == Some(name));

@@ -202,6 +202,11 @@ impl Preprocess {
         Self { mean: vec![0.485, 0.456, 0.406], std: vec![0.229, 0.224, 0.225], ..Self::inception() }
     }
 
+    /// Values in 0..1.
+    pub fn unit() -> Self {
+        Self { mean: vec![0.0; 3], std: vec![1.0; 3], ..Self::inception() }
+    }
+
     /// Whole images of 32 pixels, normalised by CIFAR-10's mean and standard deviation.
     pub fn cifar() -> Self {
         Self {

@@ -1,8 +1,17 @@
-//! The named Vision Transformers: the paper's sizes at their patch sizes, and the models that followed.
+//! The named Vision Transformers: the paper's sizes at their patch sizes here, the models that followed in one file per
+//! family.
 
+mod aimv2;
+mod baselines;
+mod clip;
+mod deit;
+mod dinov2;
 mod eva;
+mod others;
+mod published;
+mod siglip;
 
-use super::{FinalNorm, Pooling, PositionsOn, Qkv, QkvBias, Vit, beit, relpos};
+use super::{Pooling, Vit, beit, relpos};
 use crate::layers::Stem;
 use crate::resnetv2::{ResNetV2, StemPooling};
 use crate::variant::Variant;
@@ -104,11 +113,20 @@ pub(super) fn variants() -> Vec<Variant> {
         }));
     }
     all.extend(hybrids());
-    all.extend(deit());
-    all.extend(successors());
-    all.extend(beit::variants());
-    all.extend(relpos::variants());
-    all.extend(eva::variants());
+    for family in [
+        deit::variants,
+        others::variants,
+        baselines::variants,
+        clip::variants,
+        siglip::variants,
+        dinov2::variants,
+        aimv2::variants,
+        beit::variants,
+        relpos::variants,
+        eva::variants,
+    ] {
+        all.extend(family());
+    }
     all
 }
 
@@ -218,29 +236,6 @@ fn hybrids() -> Vec<Variant> {
     all
 }
 
-fn deit() -> Vec<Variant> {
-    let mut all = Vec::new();
-    for distilled in [false, true] {
-        for (name, image) in [("tiny", 224), ("small", 224), ("base", 224), ("base", 384)] {
-            let size = by_timm(name).expect("DeiT's sizes are the paper's");
-            let infix = if distilled { "_distilled" } else { "" };
-            let vit = Vit { distillation_token: distilled, distillation_head: distilled, ..size.vit(16, image) };
-            all.push(imagenet(
-                &format!("deit_{name}{infix}_patch16_{image}"),
-                "DeiT",
-                vit,
-                if image > 224 { 1.0 } else { 0.9 },
-            ));
-        }
-    }
-    for (name, patch) in [("small", 16), ("medium", 16), ("base", 16), ("large", 16), ("huge", 14)] {
-        let size = by_timm(name).expect("DeiT III's sizes are the paper's");
-        let vit = Vit { positions_on: PositionsOn::Patches, layer_scale: Some(1e-6), ..size.vit(patch, 224) };
-        all.push(imagenet(&format!("deit3_{name}_patch{patch}_224"), "DeiT III", vit, 0.9));
-    }
-    all
-}
-
 pub(super) fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
     let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::imagenet() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
@@ -249,32 +244,4 @@ pub(super) fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64
 pub(super) fn inception(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
     let preprocessing = Preprocess { image_size: vit.image_size, crop_pct, ..Preprocess::inception() };
     Variant { name: name.into(), paper_name: None, family, architecture: vit.into(), preprocessing }
-}
-
-/// Mean-pooled models, DINOv2 and SigLIP.
-fn successors() -> Vec<Variant> {
-    let mut all = Vec::new();
-    let medium = by_timm("medium").expect("in the table");
-    let gap = Vit {
-        class_token: false,
-        pooling: Pooling::Mean,
-        qkv: Qkv::packed(QkvBias::None),
-        layer_scale: Some(1e-6),
-        final_norm: FinalNorm::BeforePooling,
-        ..medium.vit(16, 240)
-    };
-    all.push(inception("vit_medium_patch16_gap_240", "ViT", gap, 0.95));
-    for name in ["small", "base", "large"] {
-        let size = by_timm(name).expect("in the table");
-        let dino = Vit { layer_scale: Some(1e-5), classes: 0, ..size.vit(14, 518) };
-        all.push(imagenet(&format!("vit_{name}_patch14_dinov2"), "DINOv2", dino.clone(), 1.0));
-        let registered = Vit { registers: 4, positions_on: PositionsOn::Patches, ..dino };
-        all.push(imagenet(&format!("vit_{name}_patch14_reg4_dinov2"), "DINOv2", registered, 1.0));
-    }
-    for (name, image) in [("base", 224), ("base", 256), ("base", 384), ("large", 256)] {
-        let size = by_timm(name).expect("in the table");
-        let siglip = Vit { class_token: false, pooling: Pooling::Map, classes: 0, ..size.vit(16, image) };
-        all.push(inception(&format!("vit_{name}_patch16_siglip_{image}"), "SigLIP", siglip, 0.9));
-    }
-    all
 }
