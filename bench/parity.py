@@ -165,6 +165,14 @@ def randomise(model, seed):
         value.copy_(new)
 
 
+def double(model):
+    """In float64, but for the angles of learned rotary frequencies, which timm computes in float32."""
+    model.double()
+    if getattr(model, "rope_mixed", False):
+        model.rope.t_x, model.rope.t_y = model.rope.t_x.float(), model.rope.t_y.float()
+    return model
+
+
 def record(folder, draw, seed, architecture):
     kind, written, built, size = ARCHITECTURES[architecture](draw)
     model = kind(num_classes=CLASSES, **built).train()
@@ -174,7 +182,7 @@ def record(folder, draw, seed, architecture):
     images = torch.randn(batch, 3, *size, generator=generator)
     labels = torch.randint(CLASSES, (batch,), generator=generator)
     weights = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
-    model.double()
+    double(model)
     logits = model(images.double())
     loss = torch.nn.functional.cross_entropy(logits, labels)
     loss.backward()

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import save_file
 from timm.data import create_transform, resolve_model_data_config
 
-from parity import randomise
+from parity import double, randomise
 
 # Blocks that are built; wide models are recorded in float32, which differs from float64 by less than 1e-6.
 DEPTH = 2
@@ -52,7 +52,7 @@ def record(folder, name, module, seed):
     image.save(folder / "image.png")
     pixels = create_transform(**resolve_model_data_config(model), is_training=False)(image)[None]
     if sum(p.numel() for p in model.parameters()) < WIDE:
-        model, pixels = model.double(), pixels.double()
+        model, pixels = double(model), pixels.double()
     output = model(pixels)
     kind = "logits" if model.num_classes else "features"
     save_file({kind: output.float().contiguous()}, folder / "io.safetensors")

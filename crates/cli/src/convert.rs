@@ -142,6 +142,7 @@ fn library(scheme: Scheme) -> &'static str {
         Scheme::Torchvision => "torchvision",
         Scheme::Jax => "JAX",
         Scheme::BigTransfer => "Big Transfer",
+        Scheme::Dinov3 { .. } => "DINOv3",
     }
 }
 

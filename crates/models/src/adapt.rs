@@ -71,7 +71,11 @@ impl Adaptation<'_> {
                 Some(tensor) => match self.adapt_tensor(name, tensor, &shape, from, to)? {
                     Some(adapted) => Some(adapted),
                     None => {
-                        self.note(format!("{name}: {:?} in the weights, {shape:?} in the model", tensor.shape));
+                        self.note(
+                            name,
+                            to,
+                            format!("{name}: {:?} in the weights, {shape:?} in the model", tensor.shape),
+                        );
                         None
                     }
                 },
@@ -81,7 +85,7 @@ impl Adaptation<'_> {
                     None
                 }
                 None => {
-                    self.note(format!("{name} {shape:?}: not in the weights"));
+                    self.note(name, to, format!("{name} {shape:?}: not in the weights"));
                     None
                 }
             };
@@ -98,8 +102,11 @@ impl Adaptation<'_> {
         Ok(())
     }
 
-    /// Records a mismatch: an error, or a line in the report if mismatches are allowed.
-    fn note(&mut self, line: String) {
+    /// Records a mismatch, with the options that the parameter follows from: an error, or a line in the report if mismatches
+    /// are allowed.
+    fn note(&mut self, name: &str, to: &Architecture, mismatch: String) {
+        let options = to.options_of(name).map_or(String::new(), |options| format!(" (from {options})"));
+        let line = format!("{mismatch}{options}");
         if self.leniency.unmatched { self.report.push(line) } else { self.wrong.push(line) }
     }
 
@@ -162,7 +169,7 @@ impl Adaptation<'_> {
             if name == "mask_token" || (head && self.leniency.new_head && !self.leniency.other_classes) {
                 self.report.push(format!("{name}: left out"));
             } else if !(head && self.leniency.other_classes) {
-                self.note(format!("{name} {:?}: not in the model", tensor.shape));
+                self.note(name, to, format!("{name} {:?}: not in the model", tensor.shape));
             }
             names.push(name.clone());
         }

@@ -105,6 +105,11 @@ pub trait Network: Configured {
         None
     }
 
+    /// The options that decide whether a parameter exists and what shape it has, with their values.
+    fn options_of(&self, _parameter: &str) -> Option<String> {
+        None
+    }
+
     /// Lines of the model card, by name, besides those that every model has.
     fn facts(&self) -> Vec<(&'static str, String)> {
         Vec::new()

@@ -8,6 +8,7 @@ mod beit;
 mod eva;
 mod guess;
 mod mimetic;
+mod misfit;
 mod network;
 mod parallel;
 mod pooling;

@@ -2,11 +2,16 @@
 
 mod support;
 
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use support::{Scene, assert_same, options, recipe, settings, write_images};
 use vit_cpu::Cpu;
 use vit_data::Samples;
+use vit_models::vit::{CoordinateAugmentation, RotaryAngles, RotaryPositions, Vit};
+use vit_models::weights::safetensors::Dtype;
+use vit_models::weights::{Scheme, Tensor, Weights};
+use vit_models::{Checkpoint, Config, Layout, Mode, Preprocess, ProblemType};
 use vit_train::{
     ChangedData, Existing, Kept, Launch, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Slot, TrainError, train,
 };
@@ -60,6 +65,51 @@ fn a_run_with_lion_is_resumed_to_the_same_bits() {
     scene.begin("stopped", recipe(&lion), 2, 5).unwrap();
     scene.resume("stopped", 2, u64::MAX).unwrap();
     assert_same("lion", &whole, &scene.last("stopped"));
+}
+
+/// A small model of a published one's form, with random changes of its coordinates where it has them, in a new folder.
+fn small_rotary_model(published: &str, folder: &Path) {
+    let mut variant = vit_models::variant(published).unwrap();
+    let vit: &mut Vit = variant.architecture.downcast_mut().unwrap();
+    (vit.image_size, vit.patch_size, vit.classes) = ([16, 16], [4, 4], 5);
+    (vit.dim, vit.depth, vit.heads, vit.mlp_dim) = (48, 2, 3, 64);
+    if let Some(RotaryPositions { angles: RotaryAngles::Centred { augmentation, .. }, .. }) = &mut vit.rotary {
+        *augmentation = CoordinateAugmentation { shift: Some(0.1), jitter: Some(1.1), rescale: Some(2.0) };
+    }
+    let mut weights = Weights::default();
+    for (_, parameter) in variant.architecture.build(1, Mode::Inference).unwrap().parameters() {
+        let mut data = vec![0.0; parameter.shape.elements()];
+        parameter.init.fill(5, &parameter.name, &mut data);
+        weights.insert(&*parameter.name, Tensor::new(parameter.shape.to_vec(), data).unwrap()).unwrap();
+    }
+    let preprocessing = Preprocess { image_size: [16, 16], ..variant.preprocessing };
+    let config = Config {
+        name: None,
+        architecture: variant.architecture,
+        preprocessing,
+        labels: Vec::new(),
+        problem_type: ProblemType::default(),
+    };
+    let checkpoint = Checkpoint { config, weights, scheme: Scheme::Timm, source: folder.into(), report: Vec::new() };
+    checkpoint.save(folder, Layout::Timm, Dtype::F32).unwrap();
+}
+
+#[test]
+fn models_with_rotary_positions_are_fine_tuned_and_resumed_to_the_same_bits() {
+    let scene = Scene::new();
+    for published in ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224"] {
+        let folder = scene.folder.path().join(published);
+        small_rotary_model(published, &folder);
+        let begin = |name: &str, stop| {
+            let model = folder.display().to_string();
+            scene.begin_from(ModelChoice::Checkpoint(&folder), &model, name, recipe(&STATEFUL), 2, stop).unwrap()
+        };
+        let (whole, stopped) = (format!("{published}-whole"), format!("{published}-stopped"));
+        assert!(begin(&whole, u64::MAX).complete);
+        assert!(!begin(&stopped, 5).complete);
+        assert!(scene.resume(&stopped, 2, u64::MAX).unwrap().complete);
+        assert_same(published, &scene.last(&whole), &scene.last(&stopped));
+    }
 }
 
 #[test]

@@ -133,8 +133,9 @@ fn weights_that_do_not_match_are_listed() {
     weights.tensors.insert("blocks.1.mlp.fc1.bias".into(), Tensor::new(vec![4], vec![0.0; 4]).unwrap());
     write(&path, &weights);
     let lines = [
-        "norm.weight [72]: not in the weights",
-        "blocks.1.mlp.fc1.bias: [4] in the weights, [180] in the model",
+        "norm.weight [72]: not in the weights (from `embed_dim` 72, `fc_norm` false, `norm_layer` LayerNorm)",
+        "blocks.1.mlp.fc1.bias: [4] in the weights, [180] in the model (from `embed_dim` 72, `mlp_ratio` for a hidden layer \
+         of 180, `mlp_layer` Mlp)",
         "extra.thing [2, 3]: not in the model",
     ];
 

@@ -5,7 +5,7 @@ use vit_graph::ops::Activation;
 
 use super::{
     BiasSharing, FinalNorm, Lineage, PAPER_SIZES, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias,
-    RelativeBiasKind, Vit, variants,
+    RelativeBiasKind, RotaryPositions, Vit, variants,
 };
 use crate::config::{Config, google_stages};
 use crate::layers::{ContinuousBias, ContinuousForm, Mode, Stem};
@@ -19,7 +19,7 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     // Swin has a patch embedding, too, but none of the others.
     ["cls_token", "pos_embed", "blocks.0.norm1.weight"].into_iter().find_map(shape)?;
     let &[dim, channels, ph, pw] = shape("patch_embed.proj.weight")? else { return None };
-    if let Some(found) = eva(weights) {
+    if let Some(found) = eva(weights, scheme) {
         return Some(found);
     }
     let backbone = backbone(weights, scheme);
@@ -123,7 +123,7 @@ const OF_EVA: [&str; 3] = ["rope.freqs", "blocks.0.attn.q_proj.weight", "blocks.
 
 /// A named model of timm's class `Eva` with exactly these parameters: fixed rotary positions leave no trace in a file, but
 /// those without them have position embeddings.
-fn eva(weights: &Weights) -> Option<Config> {
+fn eva(weights: &Weights, scheme: Scheme) -> Option<Config> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
     if shape("pos_embed").is_some() && OF_EVA.iter().all(|name| shape(name).is_none()) {
         return None;
@@ -141,7 +141,15 @@ fn eva(weights: &Weights) -> Option<Config> {
         let graph = found.architecture.build(1, Mode::Inference).ok()?;
         let all = || graph.parameters().map(|(_, parameter)| parameter);
         let fits = all().count() == weights.tensors.len() && all().all(|p| shape(&p.name) == Some(&p.shape[..]));
-        fits.then(|| Config {
+        if !fits {
+            return None;
+        }
+        // Facebook pools by the class token, timm by the mean.
+        if let (Scheme::Dinov3 { bf16_periods }, Some(vit)) = (scheme, found.architecture.downcast_mut::<Vit>()) {
+            vit.pooling = Pooling::Token;
+            vit.rotary.iter_mut().filter(|_| bf16_periods).for_each(RotaryPositions::round_periods);
+        }
+        Some(Config {
             name: Some(found.name),
             architecture: found.architecture,
             preprocessing: found.preprocessing,

@@ -3,8 +3,8 @@
 use vit_graph::Tensor;
 
 use super::{
-    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, guess, positions,
-    relative, variants,
+    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, guess, misfit,
+    positions, relative, variants,
 };
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::Config;
@@ -129,6 +129,10 @@ impl Network for Vit {
             _ if parameter.ends_with("relative_position_bias_table") => Some(PositionLayout::Window(self.grid())),
             _ => None,
         }
+    }
+
+    fn options_of(&self, parameter: &str) -> Option<String> {
+        misfit::options(self, parameter)
     }
 
     fn facts(&self) -> Vec<(&'static str, String)> {

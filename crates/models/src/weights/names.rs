@@ -23,6 +23,11 @@ pub enum Scheme {
     Jax,
     /// Google's Big Transfer.
     BigTransfer,
+    /// Facebook's DINOv3.
+    Dinov3 {
+        /// The periods of its rotary positions are rounded to bf16.
+        bf16_periods: bool,
+    },
 }
 
 impl Scheme {
@@ -36,6 +41,8 @@ impl Scheme {
             Some(Self::HuggingFace)
         } else if torchvision::detect(weights) {
             Some(Self::Torchvision)
+        } else if let Some(bf16_periods) = eva::detect_dinov3(weights) {
+            Some(Self::Dinov3 { bf16_periods })
         } else if timm::detect(weights) {
             Some(Self::Timm)
         } else {
@@ -49,7 +56,7 @@ impl Scheme {
 pub fn canonical(weights: Weights) -> Result<(Weights, Scheme), WeightsError> {
     let scheme = Scheme::detect(&weights).unwrap_or(Scheme::Timm);
     let weights = match scheme {
-        Scheme::Timm => timm::to_canonical(weights)?,
+        Scheme::Timm | Scheme::Dinov3 { .. } => timm::to_canonical(weights)?,
         Scheme::HuggingFace => hugging_face::to_canonical(weights)?,
         Scheme::Torchvision => torchvision::to_canonical(weights)?,
         Scheme::Jax => jax::to_canonical(weights)?,

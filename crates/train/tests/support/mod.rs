@@ -112,8 +112,21 @@ impl Scene {
         threads: usize,
         stop_after: u64,
     ) -> Result<Finished, TrainError> {
+        self.begin_from(ModelChoice::Named(model), model, name, recipe, threads, stop_after)
+    }
+
+    /// Begins a run of a model, which its settings name `model`, and stops it after some steps.
+    pub fn begin_from(
+        &self,
+        choice: ModelChoice,
+        model: &str,
+        name: &str,
+        recipe: Recipe,
+        threads: usize,
+        stop_after: u64,
+    ) -> Result<Finished, TrainError> {
         let settings = RunSettings { model: model.into(), ..settings(&self.data) };
-        let mut setup = Setup::new(ModelChoice::Named(model), None, settings, recipe)?;
+        let mut setup = Setup::new(choice, None, settings, recipe)?;
         let run =
             RunFolder::create(self.folder.path().join(name), &setup.to_toml(&Launch::default()), Existing::Refuse)?;
         let stop = AtomicBool::new(false);

@@ -31,6 +31,13 @@ pub(super) fn canonical_name(name: &str) -> Option<String> {
     Some(inside.map_or_else(|| name.into(), |(theirs, ours)| name.replacen(theirs, ours, 1)))
 }
 
+/// Whether Facebook's DINOv3 wrote these weights, and then whether its periods are rounded to bf16.
+pub fn detect_dinov3(weights: &Weights) -> Option<bool> {
+    weights.tensors.get("storage_tokens")?;
+    let periods = weights.tensors.get("rope_embed.periods");
+    Some(periods.is_some_and(|periods| periods.data.iter().all(|period| period.to_bits() & 0xffff == 0)))
+}
+
 /// Whether the bias of keys is masked, as DINOv3's own files have it.
 pub(super) fn has_masked_keys(weights: &Weights) -> bool {
     weights.tensors.keys().any(|name| name.ends_with("blocks.0.attn.qkv.bias_mask"))
