@@ -9,7 +9,7 @@ use crate::resize::resize_window;
 use std::ops::Range;
 
 pub(crate) use normalise::Channel;
-pub use vit_preprocess::{CropMode, Preprocess, PreprocessError};
+pub use vit_preprocess::{CropMode, CropRule, Preprocess, PreprocessError};
 
 /// A rectangle in an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,8 +77,8 @@ impl ApplyPreprocess for Preprocess {
         };
         let [height, width] = self.image_size;
         let (new_width, new_height) = resized(self, image.width(), image.height());
-        let across = CropPlacement::new(new_width, width);
-        let down = CropPlacement::new(new_height, height);
+        let across = CropPlacement::new(new_width, width, self.crop_rule);
+        let down = CropPlacement::new(new_height, height, self.crop_rule);
         let part =
             resize_window(image, (new_width, new_height), across.kept.clone(), down.kept.clone(), self.interpolation);
         if part.width() == width && part.height() == height {
@@ -100,7 +100,7 @@ impl ApplyPreprocess for Preprocess {
         self.validate()?;
         let (new_width, new_height) = resized(self, width.max(1), height.max(1));
         let side = |length: usize, resized: usize, target: usize| {
-            let CropPlacement { kept, margin } = CropPlacement::new(resized, target);
+            let CropPlacement { kept, margin } = CropPlacement::new(resized, target, self.crop_rule);
             let scale = length as f64 / resized as f64;
             ((kept.start as f64 - margin as f64) * scale, target as f64 * scale)
         };
@@ -120,15 +120,17 @@ fn resized(preprocess: &Preprocess, width: usize, height: usize) -> (usize, usiz
         let side = |length: f64| (length / ratio).round_ties_even().max(1.0) as usize;
         (side(w), side(h))
     };
+    let shortest = |short: f64| {
+        let long = (short * w.max(h) / w.min(h)) as usize;
+        if width <= height { (short as usize, long) } else { (long, short as usize) }
+    };
     match preprocess.crop_mode {
+        CropMode::Unscaled => (width, height),
         CropMode::Squash => (target_width as usize, target_height as usize),
         CropMode::Border => proportional((h / target_height).max(w / target_width)),
+        CropMode::Center if preprocess.crop_rule == CropRule::Transformers => shortest(target_width.min(target_height)),
         CropMode::Center if target_width != target_height => proportional((h / target_height).min(w / target_width)),
-        CropMode::Center => {
-            let long = (target_width * w.max(h) / w.min(h)) as usize;
-            let short = target_width as usize;
-            if width <= height { (short, long) } else { (long, short) }
-        }
+        CropMode::Center => shortest(target_width),
     }
 }
 
@@ -148,12 +150,18 @@ struct CropPlacement {
 }
 
 impl CropPlacement {
-    fn new(length: usize, target: usize) -> Self {
+    fn new(length: usize, target: usize, rule: CropRule) -> Self {
         if length <= target {
-            return Self { kept: 0..length, margin: (target - length) / 2 };
+            let missing = target - length;
+            let margin = if rule == CropRule::Transformers { missing.div_ceil(2) } else { missing / 2 };
+            return Self { kept: 0..length, margin };
         }
-        // Half to even again: an excess of 1 crops from 0, an excess of 3 from 2.
-        let start = ((length - target) as f64 / 2.0).round_ties_even() as usize;
+        let excess = length - target;
+        let start = match rule {
+            CropRule::Transformers => excess / 2,
+            // Half to even again: an excess of 1 crops from 0, an excess of 3 from 2.
+            CropRule::Torchvision => (excess as f64 / 2.0).round_ties_even() as usize,
+        };
         Self { kept: start..start + target, margin: 0 }
     }
 }

@@ -69,18 +69,21 @@ pub enum CropMode {
     Squash,
     /// Keep the aspect ratio, fit inside the target, fill the border with the mean colour.
     Border,
+    /// Do not resize; crop what is larger than the target, pad what is smaller. Only transformers has it.
+    Unscaled,
 }
 
 impl CropMode {
     /// All modes.
-    pub const ALL: [CropMode; 3] = [CropMode::Center, CropMode::Squash, CropMode::Border];
+    pub const ALL: [CropMode; 4] = [CropMode::Center, CropMode::Squash, CropMode::Border, CropMode::Unscaled];
 
-    /// The name that timm uses: `"center"`, `"squash"` or `"border"`.
+    /// The name that timm uses: `"center"`, `"squash"` or `"border"`; `"unscaled"` is not timm's.
     pub fn name(self) -> &'static str {
         match self {
             CropMode::Center => "center",
             CropMode::Squash => "squash",
             CropMode::Border => "border",
+            CropMode::Unscaled => "unscaled",
         }
     }
 }
@@ -102,13 +105,52 @@ impl std::str::FromStr for CropMode {
     }
 }
 
+/// The library whose rounding a crop follows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CropRule {
+    /// timm and torchvision: a crop begins at half of the excess, rounded half to even, and padding before the image is half
+    /// of what is missing, rounded down. For an input that is not square, the image is resized to cover it.
+    #[default]
+    Torchvision,
+    /// transformers: a crop begins at half of the excess, rounded down, and padding before the image is rounded up. The
+    /// image's shorter side is resized to the input's shorter side divided by `crop_pct`.
+    Transformers,
+}
+
+impl CropRule {
+    /// All rules.
+    pub const ALL: [CropRule; 2] = [CropRule::Torchvision, CropRule::Transformers];
+
+    /// The library's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            CropRule::Torchvision => "torchvision",
+            CropRule::Transformers => "transformers",
+        }
+    }
+}
+
+impl std::str::FromStr for CropRule {
+    type Err = PreprocessError;
+
+    fn from_str(name: &str) -> Result<Self, PreprocessError> {
+        CropRule::ALL
+            .into_iter()
+            .find(|rule| rule.name() == name)
+            .ok_or_else(|| PreprocessError::UnknownCropRule(name.to_owned()))
+    }
+}
+
 /// An unusable preprocessing setting, or an output slice of the wrong length.
 #[derive(Clone, Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum PreprocessError {
     /// A name that no crop mode has.
-    #[error("unknown crop mode \"{0}\"; use center, squash or border")]
+    #[error("unknown crop mode \"{0}\"; use center, squash, border or unscaled")]
     UnknownCropMode(String),
+    /// A name that no crop rule has.
+    #[error("unknown crop rule \"{0}\"; use torchvision or transformers")]
+    UnknownCropRule(String),
     /// `image_size` is out of range.
     #[error("image_size is {height} x {width}, each side must be 1 to {MAX_SIDE}")]
     ImageSize {
@@ -160,6 +202,8 @@ pub struct Preprocess {
     pub crop_pct: f64,
     /// How images of another aspect ratio are cropped.
     pub crop_mode: CropMode,
+    /// How the crop's position is rounded.
+    pub crop_rule: CropRule,
     /// The filter for resizing.
     pub interpolation: Filter,
     /// Mean per channel, subtracted from values in 0..1; a single value makes a grey model.
@@ -182,6 +226,7 @@ impl Preprocess {
             image_size: [224, 224],
             crop_pct: 0.9,
             crop_mode: CropMode::Center,
+            crop_rule: CropRule::Torchvision,
             interpolation: Filter::Bicubic,
             mean: vec![0.5; 3],
             std: vec![0.5; 3],
