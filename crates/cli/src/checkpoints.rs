@@ -80,7 +80,7 @@ pub fn open(path: &Path, allow_unmatched: bool) -> anyhow::Result<Checkpoint> {
     exists(path)?;
     let path = &*model_of(path);
     let _busy = terminal::busy(format!("reading {}", path.display()));
-    let options = OpenOptions { weights: None, allow_unmatched };
+    let options = OpenOptions { allow_unmatched, ..OpenOptions::default() };
     Checkpoint::open(&folder_of_config(path), options).map_err(|error| named(path, error))
 }
 

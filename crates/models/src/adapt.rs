@@ -8,6 +8,7 @@ use vit_graph::Graph;
 use crate::architecture::{Architecture, PositionLayout};
 use crate::error::ModelError;
 use crate::layers::{Mode, offsets};
+use crate::vit::Vit;
 use crate::weights::positions::{Resampling, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
 
@@ -137,7 +138,7 @@ impl Adaptation<'_> {
             return Ok(Some(patch_filters::adapt_channels(tensor.clone(), c)?));
         }
         let (Some(old), Some(new)) = (from.position_layout(name), to.position_layout(name)) else { return Ok(None) };
-        let method = self.method();
+        let method = self.method(from);
         let adapted = match (old, new) {
             (PositionLayout::Tokens { grid: old, .. }, PositionLayout::Tokens { prefix, grid: new }) => {
                 resample_tokens(tensor, prefix, old, new, method)?
@@ -154,9 +155,14 @@ impl Adaptation<'_> {
         Ok(adapted)
     }
 
-    /// The JAX code resamples linearly, all others as timm does.
-    fn method(&self) -> Resampling {
-        if self.scheme == Scheme::Jax { Resampling::Linear } else { Resampling::Bicubic }
+    /// The JAX code resamples linearly, transformers without antialiasing unless there are registers, all others as timm does.
+    fn method(&self, from: &Architecture) -> Resampling {
+        let registers = from.downcast_ref().is_some_and(|vit: &Vit| vit.registers > 0);
+        match self.scheme {
+            Scheme::Jax => Resampling::Linear,
+            Scheme::HuggingFace if !registers => Resampling::SharpBicubic,
+            _ => Resampling::Bicubic,
+        }
     }
 
     /// The names of tensors that the model does not have.
@@ -180,7 +186,11 @@ impl Adaptation<'_> {
 /// The report of resampled positions.
 fn change(tensor: &Tensor, shape: &[usize], old: PositionLayout, new: PositionLayout, method: Resampling) -> String {
     let sizes = |[h, w]: [usize; 2], [new_h, new_w]: [usize; 2]| format!("{h}x{w} -> {new_h}x{new_w}");
-    let method = if method == Resampling::Linear { "linear" } else { "bicubic" };
+    let method = match method {
+        Resampling::Linear => "linear",
+        Resampling::Bicubic => "bicubic",
+        Resampling::SharpBicubic => "bicubic without antialiasing",
+    };
     match (old, new) {
         (PositionLayout::Window(old), PositionLayout::Window(new)) => {
             format!("windows of {}, positions resampled", sizes(old, new))

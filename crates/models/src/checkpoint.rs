@@ -15,6 +15,7 @@ use crate::builtin;
 use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::guess::guess;
+use crate::hugging_face::{self, ModelType};
 use crate::labels;
 use crate::run::{files_of_model, model_of};
 use crate::weights::safetensors::{self, Dtype};
@@ -53,7 +54,7 @@ pub struct Checkpoint {
 pub enum Layout {
     /// timm's hub: what this project reads and writes by default.
     Timm,
-    /// Hugging Face's `ViT…` and `DeiT…` classes.
+    /// Hugging Face's, for models that one of its classes can express.
     HuggingFace,
 }
 
@@ -77,6 +78,8 @@ pub struct OpenOptions<'a> {
     pub weights: Option<&'a Path>,
     /// Initialise missing tensors anew and drop others that the model does not have.
     pub allow_unmatched: bool,
+    /// The image size, if not that of the configuration.
+    pub image_size: Option<[usize; 2]>,
 }
 
 impl Checkpoint {
@@ -98,15 +101,20 @@ impl Checkpoint {
             None if metadata.is_dir() => find_weights(path)?,
             None => path.to_path_buf(),
         };
-        let config = read_config(folder)?;
+        let described = read_described(folder)?;
         let raw = if source.extension().is_some_and(|e| e == "json") {
             safetensors::read_index(&source)?
         } else {
             weights::read(&source)?
         };
-        let (mut weights, scheme) = names::canonical(raw)?;
-        let mut config = match config {
-            Some(config) => config,
+        let (mut weights, scheme) = match &described {
+            Some((config, Some(kind))) if kind.recognises(&raw, &config.architecture) => {
+                (kind.to_canonical(raw, &config.architecture)?, Scheme::HuggingFace)
+            }
+            _ => names::canonical(raw)?,
+        };
+        let mut config = match described {
+            Some((config, _)) => config,
             None => guess(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
         };
         let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
@@ -117,7 +125,10 @@ impl Checkpoint {
             config.labels = names;
             report.push("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into());
         }
-        Ok(Checkpoint { config, weights, scheme, source, report })
+        let image_size = options.image_size.unwrap_or(config.preprocessing.image_size);
+        let mut checkpoint = Checkpoint { config, weights, scheme, source, report };
+        checkpoint.change(Changes { image_size: Some(image_size), ..Changes::default() })?;
+        Ok(checkpoint)
     }
 
     /// Opens a copy of a checkpoint in remote storage.
@@ -201,7 +212,7 @@ impl Checkpoint {
             Layout::HuggingFace => {
                 let config = config::hugging_face_config(&self.config).map_err(unwritable)?;
                 let preprocessor = config::hugging_face_preprocessor(&self.config);
-                let weights = names::hugging_face::from_canonical(&self.weights)?;
+                let weights = hugging_face::hugging_face_weights(&self.weights, &self.config.architecture)?;
                 (Cow::Owned(weights), vec![("config.json", config), ("preprocessor_config.json", preprocessor)])
             }
         };
@@ -245,10 +256,16 @@ fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
 
 /// The configuration of a folder, if it has one.
 pub fn read_config(folder: &Path) -> Result<Option<Config>, ModelError> {
+    Ok(read_described(folder)?.map(|(config, _)| config))
+}
+
+/// The configuration of a folder, and transformers' model type if it is one.
+fn read_described(folder: &Path) -> Result<Option<(Config, Option<&'static ModelType>)>, ModelError> {
     let path = folder.join("config.json");
     let Some(json) = read_json(&path)? else { return Ok(None) };
     let preprocessor = read_json(&folder.join("preprocessor_config.json"))?;
-    config::parse(&json, preprocessor.as_ref()).map(Some).map_err(|what| ModelError::Config { path, what })
+    let config = config::parse(&json, preprocessor.as_ref()).map_err(|what| ModelError::Config { path, what })?;
+    Ok(Some((config, hugging_face::model_type(&json))))
 }
 
 /// The weights file of a folder: one of the usual names, or the only one with a known extension.

@@ -70,6 +70,8 @@ pub struct ConvNext {
     pub activation: Activation,
     /// The layer norms' epsilon.
     pub norm_epsilon: f32,
+    /// That of the last norm.
+    pub last_norm_epsilon: f32,
     /// Dropout before the head.
     pub dropout: f32,
     /// Stochastic depth of the last block; earlier ones grow linearly to it.
@@ -96,6 +98,7 @@ impl Default for ConvNext {
             output_stride: 32,
             activation: Activation::Gelu,
             norm_epsilon: 1e-6,
+            last_norm_epsilon: 1e-6,
             dropout: 0.0,
             drop_path: 0.0,
         }
@@ -261,12 +264,12 @@ impl Forward<'_, ConvNext> {
     fn head(&self, x: &Tensor) {
         let net = self.net;
         if net.norm_before_pooling {
-            let x = layer_norm(x, net.norm_epsilon, "norm_pre");
+            let x = layer_norm(x, net.last_norm_epsilon, "norm_pre");
             x.tap("feature_map");
             return head(&self.building.dropout(x.mean([1, 2]), net.dropout), net.classes, "head.fc");
         }
         x.tap("feature_map");
-        let mut y = layer_norm(&x.mean([1, 2]), net.norm_epsilon, "head.norm");
+        let mut y = layer_norm(&x.mean([1, 2]), net.last_norm_epsilon, "head.norm");
         if let Some(hidden) = net.head_hidden {
             y = linear_from(&y, hidden, true, INIT, "head.pre_logits.fc").gelu();
         }

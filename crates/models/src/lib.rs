@@ -19,6 +19,7 @@ pub mod convnext;
 pub mod efficientnet;
 mod error;
 mod guess;
+mod hugging_face;
 mod labels;
 pub mod layers;
 pub mod lenet;
@@ -42,7 +43,7 @@ pub use layers::Mode;
 pub use problem_type::ProblemType;
 pub use registry::register;
 pub use variant::{Variant, suggestions, variant, variants};
-pub use vit_preprocess::{CropMode, Filter, Preprocess, PreprocessError, UnknownFilter};
+pub use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError, UnknownFilter};
 
 use registry::Registered;
 

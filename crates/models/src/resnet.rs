@@ -56,7 +56,7 @@ pub struct ResNet {
     pub group_width: usize,
     /// The first layers.
     pub stem: Stem,
-    /// Filters of the first two convolutions of a deep stem, half as many as of the third.
+    /// Filters of the first convolution; of a deep stem, of the first two, half as many as of the third.
     pub stem_width: usize,
     /// Shortcuts pool by the mean before a 1x1 convolution, instead of a convolution with a stride.
     pub average_down: bool,
@@ -183,8 +183,8 @@ impl Forward<'_, ResNet> {
             Conv::new(2 * width, 3).apply(&x, "conv1.6")
         };
         let x = match self.net.stem {
-            Stem::Plain => strided(64, 7).apply(&x, "conv1"),
-            Stem::Small => Conv::new(64, 3).apply(&x, "conv1"),
+            Stem::Plain => strided(self.net.stem_width, 7).apply(&x, "conv1"),
+            Stem::Small => Conv::new(self.net.stem_width, 3).apply(&x, "conv1"),
             Stem::Deep => deep(self.net.stem_width, self.net.stem_width),
             Stem::Tiered => deep(3 * (self.net.stem_width / 4), self.net.stem_width),
         };

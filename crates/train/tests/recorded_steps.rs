@@ -23,7 +23,7 @@ fn five_steps_of_adamw_end_where_pytorch_ends() {
     let io = safetensors::read(&folder().join("io.safetensors")).unwrap();
     let last = safetensors::read(&folder().join("final.safetensors")).unwrap();
     let weights = folder().join("model.safetensors");
-    let options = OpenOptions { weights: Some(&weights), allow_unmatched: false };
+    let options = OpenOptions { weights: Some(&weights), ..OpenOptions::default() };
     let checkpoint = Checkpoint::open(&folder(), options).unwrap();
     let classes = checkpoint.config.architecture.classes();
     let images = &io.tensors["images"];

@@ -20,7 +20,7 @@ pub(crate) fn blame_weights(
     blank_is_finite: impl FnOnce() -> Result<bool, Error>,
 ) -> Result<(), Error> {
     // A checkpoint that was made in memory has no file; then the blank image alone decides.
-    if let Ok(checkpoint) = Checkpoint::open(weights, OpenOptions { weights: None, allow_unmatched: true }) {
+    if let Ok(checkpoint) = Checkpoint::open(weights, OpenOptions { allow_unmatched: true, ..OpenOptions::default() }) {
         checkpoint.check_finite()?;
     }
     match blank_is_finite()? {

@@ -374,7 +374,7 @@ impl Model {
 
 /// Opens a checkpoint and adapts it to the options.
 pub(crate) fn open_checkpoint(path: &Path, options: &ModelOptions) -> Result<Checkpoint, Error> {
-    let open = OpenOptions { weights: None, allow_unmatched: options.allow_unmatched };
+    let open = OpenOptions { allow_unmatched: options.allow_unmatched, ..OpenOptions::default() };
     let mut checkpoint = Checkpoint::open(path, open)?;
     checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
     Ok(checkpoint)

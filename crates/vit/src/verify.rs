@@ -103,7 +103,7 @@ fn tap(name: &str) -> String {
 /// Builds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it. If
 /// `labels` are among them, `loss` and `grad.NAME` are the mean cross-entropy and its gradients. With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
-    let open = OpenOptions { weights: options.weights.as_deref(), allow_unmatched: false };
+    let open = OpenOptions { weights: options.weights.as_deref(), ..OpenOptions::default() };
     let mut checkpoint = Checkpoint::open(folder, open)?;
     let recorded = folder.join("io.safetensors");
     if !recorded.is_file() {

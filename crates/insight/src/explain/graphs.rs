@@ -45,6 +45,10 @@ impl InitialRelevance {
             Pooling::Map => return InitialRelevance::Pooled { prefix },
             Pooling::Token if vit.distillation_head => start[..2].fill(0.5),
             Pooling::Token => start[0] = 1.0,
+            Pooling::TokenAndMean => {
+                start[0] = 0.5;
+                start[prefix..].fill(0.5 / pooled as f32);
+            }
             // A maximum takes each channel from another token; attention without parameters is not followed back.
             Pooling::Refined if vit.class_token => start[0] = 1.0,
             Pooling::Mean | Pooling::Max | Pooling::MeanMax | Pooling::Refined | Pooling::None => {

@@ -8,7 +8,7 @@ use super::{Arguments, Config};
 use crate::architecture::Architecture;
 use crate::problem_type::ProblemType;
 use crate::variant::{suggestions, variant, variants};
-use vit_preprocess::{CropMode, Filter, Preprocess};
+use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError};
 
 /// Published models that have no name in timm.
 const NOT_IN_TIMM: [&str; 2] = ["vit_medium_patch32_224", "vit_medium_patch16_224"];
@@ -68,24 +68,29 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
     if let Some(args) = map.get("model_args").and_then(Value::as_object) {
         architecture.configure(&Arguments::new("timm", args))?;
     }
-    let own = apply_extra(map, &mut architecture)?;
     let usual = Preprocess { image_size: architecture.image_size(), ..found.preprocessing };
-    Ok(Config {
-        name: Some(own.unwrap_or_else(|| name.into())),
+    let mut config = Config {
+        name: Some(name.into()),
         labels: labels(map, architecture.classes()),
         problem_type: ProblemType::parse(map)?,
         preprocessing: preprocessing(pretrained, usual)?,
         architecture,
-    })
+    };
+    apply_extra(map, &mut config)?;
+    Ok(config)
 }
 
-/// Changes a model as this project's key says, and returns the name that it gives the model.
-pub(super) fn apply_extra(map: &Map<String, Value>, architecture: &mut Architecture) -> Result<Option<String>, String> {
-    let Some(extra) = map.get(EXTRA).and_then(Value::as_object) else { return Ok(None) };
+/// Changes a configuration as this project's key says.
+pub(super) fn apply_extra(map: &Map<String, Value>, config: &mut Config) -> Result<(), String> {
+    let Some(extra) = map.get(EXTRA).and_then(Value::as_object) else { return Ok(()) };
     let extra = Arguments::new("vit", extra);
-    let name = extra.text("name")?.map(str::to_string);
-    architecture.configure_extra(&extra)?;
-    Ok(name)
+    if let Some(name) = extra.text("name")? {
+        config.name = Some(name.into());
+    }
+    if let Some(rule) = extra.text("crop_rule")? {
+        config.preprocessing.crop_rule = rule.parse().map_err(|error: PreprocessError| error.to_string())?;
+    }
+    config.architecture.configure_extra(&extra)
 }
 
 pub(super) fn preprocessing(cfg: &Map<String, Value>, usual: Preprocess) -> Result<Preprocess, String> {
@@ -100,6 +105,7 @@ pub(super) fn preprocessing(cfg: &Map<String, Value>, usual: Preprocess) -> Resu
         image_size: usual.image_size,
         crop_pct: cfg.get("crop_pct").and_then(Value::as_f64).unwrap_or(usual.crop_pct),
         crop_mode: crop_mode.unwrap_or(usual.crop_mode),
+        crop_rule: usual.crop_rule,
         interpolation: interpolation.unwrap_or(usual.interpolation),
         mean: floats("mean").unwrap_or(usual.mean),
         std: floats("std").unwrap_or(usual.std),
@@ -158,7 +164,7 @@ fn in_timm(name: &str) -> bool {
 }
 
 /// Whether timm opens what [`timm_config`] writes.
-pub(super) fn can_build(config: &Config) -> bool {
+pub(crate) fn can_build(config: &Config) -> bool {
     entry(config, &config.architecture.timm()).is_ok()
 }
 
@@ -211,6 +217,9 @@ pub fn timm_config(config: &Config) -> Value {
     if let Some(name) = config.name.as_ref().filter(|name| written != Some(*name)) {
         extra.insert("name".into(), json!(name));
     }
+    if p.crop_rule != CropRule::default() {
+        extra.insert("crop_rule".into(), json!(p.crop_rule.name()));
+    }
     extra.extend(form.extra);
     if !extra.is_empty() {
         root[EXTRA] = Value::Object(extra);
@@ -223,6 +232,22 @@ pub fn timm_differences(config: &Config) -> Vec<String> {
     let model = &config.architecture;
     match entry(config, &model.timm()) {
         Err(reason) => vec![format!("timm cannot open this model, only vit can: {reason}")],
-        Ok((name, args)) => built(&name, &args, model).map_or_else(Vec::new, |built| model.differences(&built)),
+        Ok((name, args)) => {
+            let differences = built(&name, &args, model).map_or_else(Vec::new, |built| model.differences(&built));
+            differences.into_iter().chain(crop_difference(&config.preprocessing)).collect()
+        }
     }
+}
+
+/// How timm crops images differently.
+fn crop_difference(p: &Preprocess) -> Option<String> {
+    if p.crop_mode == CropMode::Unscaled {
+        return Some("timm cannot leave images at their size; prepare them yourself".into());
+    }
+    let whole = p.crop_mode == CropMode::Squash && p.crop_pct == 1.0;
+    (p.crop_rule == CropRule::Transformers && !whole).then(|| {
+        "timm cuts the middle out of an image one pixel further down or right where the margin is odd; its answers \
+         differ a little"
+            .into()
+    })
 }

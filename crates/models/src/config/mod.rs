@@ -4,20 +4,22 @@
 mod arguments;
 mod big_vision;
 mod hub;
-mod hugging_face;
 pub(crate) mod timm;
 mod torchvision;
 mod vision_transformer;
 
 pub use arguments::Arguments;
 pub(crate) use arguments::{pair, whole};
+pub(crate) use hub::can_build as timm_can_build;
 pub use hub::{TimmForm, timm_config, timm_differences};
-pub use hugging_face::{hugging_face_config, hugging_face_differences, hugging_face_preprocessor};
 pub(crate) use vision_transformer::google_stages;
+
+pub use crate::hugging_face::{hugging_face_config, hugging_face_differences, hugging_face_preprocessor};
 
 use serde_json::{Map, Value};
 
 use crate::architecture::{Architecture, NetworkObject};
+use crate::hugging_face;
 use crate::problem_type::ProblemType;
 use crate::registry::registered;
 use vit_preprocess::Preprocess;
@@ -113,7 +115,7 @@ fn from_constructor(map: &Map<String, Value>) -> Result<Config, String> {
     if map.contains_key(ProblemType::KEY) {
         config.problem_type = ProblemType::parse(map)?;
     }
-    config.name = hub::apply_extra(map, &mut config.architecture)?;
+    hub::apply_extra(map, &mut config)?;
     Ok(config)
 }
 
@@ -130,7 +132,7 @@ fn from_registered(class: &str, args: &Map<String, Value>, input: Option<[usize;
     else {
         let known: Vec<&str> = all.iter().map(|(name, ..)| *name).collect();
         return Err(format!(
-            "the class `{class}` is not known here; those that are: {}, torchvision's ResNet and VisionTransformer, transformers' ViT and DeiT, vit_jax and big_vision",
+            "the class `{class}` is not known here; those that are: {}, torchvision's ResNet and VisionTransformer, transformers' classes, vit_jax and big_vision",
             known.join(", ")
         ));
     };

@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::Operation;
 
 use super::{ConvNext, ConvNextStem};
+use crate::architecture::Architecture;
 use crate::config::timm::{mean_pooling, object, short};
 use crate::config::{Arguments, Configured, TimmForm, whole};
 use vit_preprocess::Preprocess;
@@ -59,7 +60,9 @@ impl Configured for ConvNext {
             None | Some("" | "layernorm" | "layernorm2d") => {}
             Some(other) => return Err(format!("timm's option `norm_layer` should be layernorm here, not `{other}`")),
         }
-        self.norm_epsilon = args.number("norm_eps")?.map_or(self.norm_epsilon, |e| e as f32);
+        if let Some(epsilon) = args.number("norm_eps")? {
+            (self.norm_epsilon, self.last_norm_epsilon) = (epsilon as f32, epsilon as f32);
+        }
         self.dropout = args.rate("drop_rate")?.unwrap_or(self.dropout);
         self.drop_path = args.rate("drop_path_rate")?.unwrap_or(self.drop_path);
         mean_pooling(args)?;
@@ -74,7 +77,32 @@ impl Configured for ConvNext {
             4 => Ok(("convnext_tiny".into(), args)),
             stages => Err(format!("timm's ConvNeXt has 4 stages, not {stages}")),
         };
-        TimmForm { base, ..TimmForm::published(arguments(self)) }
+        let mut extra = Map::new();
+        if self.last_norm_epsilon != self.norm_epsilon {
+            extra.insert("last_norm_epsilon".into(), json!(short(self.last_norm_epsilon)));
+        }
+        TimmForm { base, extra, ..TimmForm::published(arguments(self)) }
+    }
+
+    fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        self.last_norm_epsilon = extra.number("last_norm_epsilon")?.map_or(self.last_norm_epsilon, |e| e as f32);
+        extra.finish(&[])
+    }
+
+    fn same_in_timm(&self, other: &Architecture) -> bool {
+        let Some(other) = other.downcast_ref::<ConvNext>() else { return false };
+        ConvNext { last_norm_epsilon: self.last_norm_epsilon, ..other.clone() } == *self
+    }
+
+    fn differences(&self, built: &Architecture) -> Vec<String> {
+        let last = |net: &ConvNext| net.last_norm_epsilon;
+        match built.downcast_ref().map(last) {
+            Some(epsilon) if epsilon != self.last_norm_epsilon => vec![format!(
+                "timm computes with an epsilon of {epsilon:e} in the last norm instead of {:e}; its outputs differ a little",
+                self.last_norm_epsilon
+            )],
+            _ => Vec::new(),
+        }
     }
 
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {

@@ -118,6 +118,9 @@ fn base(net: &ResNet) -> Result<(String, Map<String, Value>), String> {
     if net.stem == Stem::Small {
         return Err("timm's ResNet has no first layer for small images, with 3x3 filters and no pooling".into());
     }
+    if net.stem == Stem::Plain && net.stem_width != 64 {
+        return Err(format!("timm's ResNet has 64 filters in its first layer, not {}", net.stem_width));
+    }
     let mut args = arguments(net);
     for name in ["block", "num_classes", "in_chans", "norm_layer"] {
         args.remove(name);

@@ -49,7 +49,7 @@ impl Network for Vit {
         if self.heads == 0 || !self.dim.is_multiple_of(self.heads) {
             return Some(format!("a width of {} cannot be divided among {} heads", self.dim, self.heads));
         }
-        if self.pooling == Pooling::Token && !self.class_token {
+        if matches!(self.pooling, Pooling::Token | Pooling::TokenAndMean) && !self.class_token {
             return Some("pooling by the class token needs a class token".into());
         }
         let plain =
@@ -175,6 +175,7 @@ impl Network for Vit {
             Pooling::Map => format!("attention pooling of {pooled}"),
             Pooling::Refined if self.class_token => "the class token, after attention without parameters".into(),
             Pooling::Refined => "the mean of all tokens, after attention without parameters".into(),
+            Pooling::TokenAndMean => format!("the class token and the mean of {pooled}"),
             Pooling::None => "every token by itself".into(),
         };
         vec![

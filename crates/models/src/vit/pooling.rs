@@ -22,6 +22,8 @@ pub enum Pooling {
     /// Attention among all tokens without parameters, then the class token, or the mean of all tokens where there is none
     /// ("patch representation refinement").
     Refined,
+    /// The class token and the mean of the patch tokens, joined (DINOv2's linear head).
+    TokenAndMean,
     /// They do not: every token has its own logits.
     None,
 }
@@ -65,6 +67,7 @@ impl Forward<'_, Vit> {
                 weights.tap("attn_pool.weights");
                 if self.net.class_token { token(&y, 0) } else { y.mean([1]) }
             }
+            Pooling::TokenAndMean => Tensor::concat(&[&token(x, 0), &patches().mean([1])], 1),
             Pooling::None => x.clone(),
         }
     }

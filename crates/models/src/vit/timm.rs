@@ -123,6 +123,11 @@ impl Configured for Vit {
         }
         self.distillation_token = extra.flag("distillation_token")?.unwrap_or(self.distillation_token);
         self.distillation_head = extra.flag("distillation_head")?.unwrap_or(self.distillation_head);
+        self.pooling = match extra.text("pooling")? {
+            None => self.pooling,
+            Some("token_and_mean") => Pooling::TokenAndMean,
+            Some(other) => return Err(format!("`pooling` should be token_and_mean, not {other}")),
+        };
         // Older versions wrote a width that is not a multiple.
         self.mlp_dim = extra.count("mlp_dim")?.unwrap_or(self.mlp_dim);
         match extra.text("positions")? {
@@ -380,6 +385,8 @@ fn base(vit: &Vit) -> Result<(String, Vit), String> {
         positions,
         partial.then_some("biases of query and value alone"),
         vit.pre_logits.map(|_| "a hidden layer in the head"),
+        (vit.pooling == Pooling::TokenAndMean)
+            .then_some("a head that reads the class token and the mean of the patches"),
         lone.then_some("a distillation token without a head of its own"),
     ];
     if let Some(what) = missing.into_iter().flatten().next() {
@@ -429,7 +436,7 @@ const POOLING: [(&str, Pooling); 7] = [
 ];
 
 pub(super) fn pooling(vit: &Vit) -> &'static str {
-    POOLING.iter().find(|(_, pooling)| *pooling == vit.pooling).map_or("", |(name, _)| name)
+    POOLING.iter().find(|(_, pooling)| *pooling == vit.pooling).map_or("token", |(name, _)| name)
 }
 
 /// Whether timm moves the norm after this pooling unless `fc_norm` says otherwise.
@@ -451,6 +458,9 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     }
     if vit.distillation_token && !vit.distillation_head {
         extra.insert("distillation_token".into(), json!(true));
+    }
+    if vit.pooling == Pooling::TokenAndMean {
+        extra.insert("pooling".into(), json!("token_and_mean"));
     }
     let positions = match vit.positions {
         Positions::None | Positions::Learned => None,

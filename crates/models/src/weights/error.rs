@@ -113,15 +113,15 @@ impl WeightsError {
         Self::Damaged { format, what: what.into() }
     }
 
-    pub(super) fn unsupported(format: &'static str, what: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(format: &'static str, what: impl Into<String>) -> Self {
         Self::Unsupported { format, what: what.into() }
     }
 
-    pub(super) fn tensor(name: &str, what: impl Into<String>) -> Self {
+    pub(crate) fn tensor(name: &str, what: impl Into<String>) -> Self {
         Self::Tensor { name: name.into(), what: what.into() }
     }
 
-    pub(super) fn shape(name: &str, found: &[usize], expected: impl Into<String>) -> Self {
+    pub(crate) fn shape(name: &str, found: &[usize], expected: impl Into<String>) -> Self {
         Self::Shape { name: name.into(), found: found.into(), expected: expected.into() }
     }
 }

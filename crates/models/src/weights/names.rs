@@ -15,7 +15,7 @@ use super::{Tensor, Weights, WeightsError};
 pub enum Scheme {
     /// timm, and the original DeiT, MAE and DINO repositories that it grew with.
     Timm,
-    /// transformers: `ViT…` and `DeiT…` classes.
+    /// transformers.
     HuggingFace,
     /// torchvision's `vit_…` models.
     Torchvision,
@@ -77,7 +77,7 @@ fn rename(weights: Weights, mut rename: impl FnMut(&str) -> Option<String>) -> R
 }
 
 /// Stacks tensors along their first axis, as the rows of query, key and value are stacked into one projection.
-fn concat(name: &str, parts: Vec<Tensor>) -> Result<Tensor, WeightsError> {
+pub(crate) fn concat(name: &str, parts: Vec<Tensor>) -> Result<Tensor, WeightsError> {
     let mut parts = parts.into_iter();
     let Some(mut whole) = parts.next() else {
         return Err(WeightsError::Missing { name: name.into() });

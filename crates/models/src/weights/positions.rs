@@ -1,5 +1,5 @@
-//! Position embeddings for another number of patches, by timm's bicubic interpolation with antialiasing or the linear zoom of
-//! Google's vision_transformer. Sums are in f64.
+//! Position embeddings for another number of patches, by timm's bicubic interpolation with antialiasing, transformers' without
+//! it, or the linear zoom of Google's vision_transformer. Sums are in f64.
 
 use super::{Tensor, WeightsError};
 
@@ -12,6 +12,8 @@ pub enum Resampling {
     /// PyTorch's `interpolate(mode="bicubic", antialias=True)`, which timm uses.
     #[default]
     Bicubic,
+    /// PyTorch's `interpolate(mode="bicubic")` without antialiasing, which transformers uses.
+    SharpBicubic,
     /// SciPy's `zoom(order=1)`, corners aligned, which vision_transformer and the paper use.
     Linear,
 }
@@ -53,6 +55,7 @@ pub fn resample(
     };
     let resized = match method {
         Resampling::Bicubic => resample_bicubic(grid, old, new, dim)?,
+        Resampling::SharpBicubic => separable(grid, old, new, dim, sharp_cubic_taps)?,
         Resampling::Linear => resample_linear(grid, old, new, dim)?,
     };
     Tensor::new(vec![1, prefix + new[0] * new[1], dim], [kept, &resized].concat())
@@ -123,7 +126,8 @@ fn cubic_taps(old: usize, new: usize) -> Vec<Taps> {
             // Casts saturate: a filter that would start before the first cell starts at it.
             let first = (centre - support + 0.5) as usize;
             let end = ((centre + support + 0.5) as usize).min(old);
-            let mut weights: Vec<f64> = (first..end).map(|j| cubic((j as f64 - centre + 0.5) / widening)).collect();
+            let mut weights: Vec<f64> =
+                (first..end).map(|j| cubic((j as f64 - centre + 0.5) / widening, -0.5)).collect();
             let total: f64 = weights.iter().sum();
             weights.iter_mut().for_each(|weight| *weight /= total);
             Taps { first, weights }
@@ -131,13 +135,30 @@ fn cubic_taps(old: usize, new: usize) -> Vec<Taps> {
         .collect()
 }
 
-fn cubic(x: f64) -> f64 {
-    const A: f64 = -0.5;
+/// Four cells, those beyond the border taken from it.
+fn sharp_cubic_taps(old: usize, new: usize) -> Vec<Taps> {
+    let scale = old as f64 / new as f64;
+    (0..new)
+        .map(|i| {
+            let centre = scale * (i as f64 + 0.5) - 0.5;
+            let cell = |j: i64| (centre.floor() as i64 + j).clamp(0, old as i64 - 1) as usize;
+            let first = cell(-1);
+            let mut weights = vec![0.0; cell(2) - first + 1];
+            for j in -1..=2 {
+                weights[cell(j) - first] += cubic(centre - centre.floor() - j as f64, -0.75);
+            }
+            Taps { first, weights }
+        })
+        .collect()
+}
+
+/// Cubic convolution (Keys, 1981) with the parameter `a`.
+fn cubic(x: f64, a: f64) -> f64 {
     let x = x.abs();
     if x < 1.0 {
-        ((A + 2.0) * x - (A + 3.0)) * x * x + 1.0
+        ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0
     } else if x < 2.0 {
-        (((x - 5.0) * x + 8.0) * x - 4.0) * A
+        (((x - 5.0) * x + 8.0) * x - 4.0) * a
     } else {
         0.0
     }

@@ -105,7 +105,7 @@ fn steps(
     }
     let last = folder.join("final.safetensors");
     if last.is_file() {
-        let open = OpenOptions { weights: Some(&last), allow_unmatched: false };
+        let open = OpenOptions { weights: Some(&last), ..OpenOptions::default() };
         let adam = !matches!(settings.optimiser.method, OptimiserMethod::Sgd { .. });
         let weights = Checkpoint::open(folder, open)?.weights;
         // With a norm on the keys, their bias has a gradient.

@@ -1,0 +1,92 @@
+//! `swin`: patches are merged at the end of a stage in transformers, at the start of the next one here.
+
+use vit_graph::ops::Activation;
+
+use super::names::Names;
+use super::{ModelType, Task, processor, unchanged};
+use crate::config::Arguments;
+use crate::swin::Swin;
+
+const NAMES: &[(&str, &str)] = &[
+    ("embeddings.patch_embeddings.projection", "patch_embed.proj"),
+    ("embeddings.norm", "patch_embed.norm"),
+    ("encoder.layers.*.downsample", "layers.+.downsample"),
+    ("encoder.layers.*.blocks.*.layernorm_before", "layers.*.blocks.*.norm1"),
+    ("encoder.layers.*.blocks.*.layernorm_after", "layers.*.blocks.*.norm2"),
+    ("encoder.layers.*.blocks.*.attention.self.query", "layers.*.blocks.*.attn.qkv#0"),
+    ("encoder.layers.*.blocks.*.attention.self.key", "layers.*.blocks.*.attn.qkv#1"),
+    ("encoder.layers.*.blocks.*.attention.self.value", "layers.*.blocks.*.attn.qkv#2"),
+    (
+        "encoder.layers.*.blocks.*.attention.self.relative_position_bias_table",
+        "layers.*.blocks.*.attn.relative_position_bias_table",
+    ),
+    ("encoder.layers.*.blocks.*.attention.output.dense", "layers.*.blocks.*.attn.proj"),
+    ("encoder.layers.*.blocks.*.intermediate.dense", "layers.*.blocks.*.mlp.fc1"),
+    ("encoder.layers.*.blocks.*.output.dense", "layers.*.blocks.*.mlp.fc2"),
+    ("layernorm", "norm"),
+    ("classifier", "head.fc"),
+    // transformers 5's modules.
+    ("encoder.layers.*.blocks.*.attention.q_proj", "layers.*.blocks.*.attn.qkv#0"),
+    ("encoder.layers.*.blocks.*.attention.k_proj", "layers.*.blocks.*.attn.qkv#1"),
+    ("encoder.layers.*.blocks.*.attention.v_proj", "layers.*.blocks.*.attn.qkv#2"),
+    (
+        "encoder.layers.*.blocks.*.attention.relative_position_bias.relative_position_bias_table",
+        "layers.*.blocks.*.attn.relative_position_bias_table",
+    ),
+    ("encoder.layers.*.blocks.*.attention.o_proj", "layers.*.blocks.*.attn.proj"),
+    ("encoder.layers.*.blocks.*.mlp", "layers.*.blocks.*.mlp"),
+];
+
+pub(super) const TYPE: ModelType = ModelType {
+    name: "swin",
+    class: "Swin",
+    base: "swin.",
+    read: |args, task| Ok(swin(args, task)?.into()),
+    names: |_| Names::new(NAMES),
+    unused: &["embeddings.mask_token", "decoder."],
+    convert: unchanged,
+    preprocessing: processor::vit_imagenet,
+    any_size: false,
+    write: None,
+};
+
+fn swin(args: &Arguments, task: Task) -> Result<Swin, String> {
+    for option in ["num_layers", "hidden_size"] {
+        args.get(option);
+    }
+    let base = Swin::default();
+    let depths = args.counts("depths")?.unwrap_or(base.depths);
+    let stages = depths.len();
+    let width = args.count("embed_dim")?.unwrap_or(96);
+    if stages == 0 || stages > 16 || width > 1 << 16 {
+        return Err(format!("Hugging Face's options `depths` and `embed_dim` give {stages} stages of width {width}"));
+    }
+    if args.flag("use_absolute_embeddings")? == Some(true) {
+        return Err("Hugging Face's option `use_absolute_embeddings` cannot be used here yet".into());
+    }
+    // The norms of the patch embedding and of merging have the usual epsilon whatever the option says.
+    let epsilon = args.number("layer_norm_eps")?.unwrap_or(1e-5);
+    if epsilon != 1e-5 {
+        return Err(format!("Hugging Face's option `layer_norm_eps` should be 1e-5 for Swin, not {epsilon}"));
+    }
+    let rate = |name| args.rate(name).map(Option::unwrap_or_default);
+    let dropout = rate("hidden_dropout_prob")?;
+    Ok(Swin {
+        image_size: args.pair("image_size")?.unwrap_or(base.image_size),
+        patch_size: args.pair("patch_size")?.unwrap_or(base.patch_size),
+        channels: args.count("num_channels")?.unwrap_or(3),
+        classes: task.labels,
+        widths: (0..stages).map(|stage| width << stage).collect(),
+        heads: args.counts("num_heads")?.unwrap_or(base.heads),
+        head_dims: vec![None; stages],
+        windows: vec![args.pair("window_size")?.unwrap_or([7, 7]); stages],
+        mlp_ratios: vec![args.number("mlp_ratio")?.unwrap_or(4.0); stages],
+        depths,
+        qkv_bias: args.flag("qkv_bias")?.unwrap_or(true),
+        activation: args.activation("hidden_act")?.unwrap_or(Activation::Gelu),
+        projection_dropout: dropout,
+        attention_dropout: rate("attention_probs_dropout_prob")?,
+        drop_path: args.rate("drop_path_rate")?.unwrap_or(0.1),
+        ..Swin::default()
+    })
+}
