@@ -102,6 +102,18 @@ impl Default for ResNet {
     }
 }
 
+impl ResNet {
+    /// Rows and columns of the feature map of an image: the stem, its pooling and every stage after the first halve it,
+    /// rounded up.
+    pub fn feature_grid(&self, image_size: [usize; 2]) -> [usize; 2] {
+        let mut stride = self.stem.stride();
+        for _ in 1..self.depths.len() {
+            stride = if stride < self.output_stride { 2 * stride } else { stride };
+        }
+        image_size.map(|extent| extent.div_ceil(stride))
+    }
+}
+
 impl Network for ResNet {
     network_fields!(dropout, drop_path);
 
@@ -160,6 +172,14 @@ impl Forward<'_, ResNet> {
     /// block, and `feature_map [batch, rows, columns, channels]`.
     fn run(&self, image: &Tensor) {
         let net = self.net;
+        let x = self.stages(&channels_last(image));
+        x.tap("feature_map");
+        head(&self.building.dropout(x.mean([1, 2]), net.dropout), net.classes, "fc");
+    }
+
+    /// The feature map of a channels-last image.
+    pub(crate) fn stages(&self, image: &Tensor) -> Tensor {
+        let net = self.net;
         let mut x = self.stem(image);
         let stages = residual_stages(&net.depths, &net.widths, net.stem.stride(), net.output_stride, net.drop_path);
         for (stage, blocks) in stages.into_iter().enumerate() {
@@ -170,21 +190,19 @@ impl Forward<'_, ResNet> {
             }
             x.tap(&format!("stages.{stage}"));
         }
-        x.tap("feature_map");
-        head(&self.building.dropout(x.mean([1, 2]), net.dropout), net.classes, "fc");
+        x
     }
 
-    fn stem(&self, image: &Tensor) -> Tensor {
-        let x = channels_last(image);
+    fn stem(&self, x: &Tensor) -> Tensor {
         let strided = |filters, kernel| Conv { stride: 2, ..Conv::new(filters, kernel) };
         let deep = |first, width: usize| {
-            let x = self.norm_act(&strided(first, 3).apply(&x, "conv1.0"), "conv1.1");
+            let x = self.norm_act(&strided(first, 3).apply(x, "conv1.0"), "conv1.1");
             let x = self.norm_act(&Conv::new(width, 3).apply(&x, "conv1.3"), "conv1.4");
             Conv::new(2 * width, 3).apply(&x, "conv1.6")
         };
         let x = match self.net.stem {
-            Stem::Plain => strided(self.net.stem_width, 7).apply(&x, "conv1"),
-            Stem::Small => Conv::new(self.net.stem_width, 3).apply(&x, "conv1"),
+            Stem::Plain => strided(self.net.stem_width, 7).apply(x, "conv1"),
+            Stem::Small => Conv::new(self.net.stem_width, 3).apply(x, "conv1"),
             Stem::Deep => deep(self.net.stem_width, self.net.stem_width),
             Stem::Tiered => deep(3 * (self.net.stem_width / 4), self.net.stem_width),
         };

@@ -4,7 +4,9 @@
 //! Parameters have timm's names.
 
 mod attention;
+mod backbone;
 mod beit;
+mod differential;
 mod eva;
 mod guess;
 mod mimetic;
@@ -19,6 +21,7 @@ mod timm;
 mod variants;
 
 pub use attention::{Qkv, QkvBias};
+pub use backbone::{Backbone, ConvStem};
 pub use pooling::Pooling;
 pub use positions::{CoordinateAugmentation, Positions, PositionsOn, RotaryAngles, RotaryPositions, sin_cos};
 pub use relative::{BiasSharing, RelativeBias, RelativeBiasKind};
@@ -28,7 +31,6 @@ use vit_graph::ops::{Activation, Conv2d};
 use vit_graph::{Init, Tensor};
 
 use crate::layers::{Forward, Gate, Mlp, NormKind, channels_last, drop_path_rate, layer_scale};
-use crate::resnetv2::ResNetV2;
 
 /// How norms and branches are arranged in a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,7 +79,7 @@ pub struct Vit {
     /// Height and width of a patch.
     pub patch_size: [usize; 2],
     /// Convolutional stages whose feature map is cut into patches, instead of the image ("hybrid").
-    pub backbone: Option<Box<ResNetV2>>,
+    pub backbone: Option<Box<Backbone>>,
     /// Colour channels.
     pub channels: usize,
     /// Classes; 0 for no head.
@@ -136,6 +138,8 @@ pub struct Vit {
     pub relative_bias: Option<RelativeBias>,
     /// A norm on queries and keys of each head.
     pub qk_norm: bool,
+    /// Attention is the difference of two.
+    pub differential: bool,
     /// A norm on the result of attention, before its projection.
     pub attention_norm: bool,
     /// Layer scale and its starting value.
@@ -193,6 +197,7 @@ impl Default for Vit {
             projection_bias: true,
             relative_bias: None,
             qk_norm: false,
+            differential: false,
             attention_norm: false,
             layer_scale: None,
             attention_only_layer_scale: false,
@@ -271,20 +276,25 @@ impl Forward<'_, Vit> {
 
     fn patches(&self, image: &Tensor) -> Tensor {
         let vit = self.net;
-        let [ph, pw] = vit.patch_size;
         let map = self.feature_map(image);
         let _scope = image.scope("patch_embed");
-        let projection = image.scope("proj");
+        let projected = vit.backbone.as_ref().is_none_or(|backbone| backbone.is_projected());
+        let map = if projected { self.projection(&map) } else { map };
+        let [rows, columns] = vit.grid();
+        let patches = map.reshape([image.extent(0), rows * columns, vit.dim]);
+        if vit.patch_norm { self.norm(&patches, "norm") } else { patches }
+    }
+
+    /// The linear projection of patches, as a convolution.
+    fn projection(&self, map: &Tensor) -> Tensor {
+        let (vit, [ph, pw]) = (self.net, self.net.patch_size);
+        let _scope = map.scope("proj");
         let inputs = map.extent(3) * ph * pw;
         let init = Init::TruncatedNormal { std: (inputs.max(1) as f32).powf(-0.5) };
-        let weight = image.parameter("weight", [vit.dim, map.extent(3), ph, pw], init);
+        let weight = map.parameter("weight", [vit.dim, map.extent(3), ph, pw], init);
         // CLIP's patch embedding has no bias.
-        let bias = (!vit.pre_norm).then(|| image.parameter("bias", [vit.dim], Init::Zeros));
-        let grid = map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref());
-        drop(projection);
-        let [rows, columns] = vit.grid();
-        let patches = grid.reshape([image.extent(0), rows * columns, vit.dim]);
-        if vit.patch_norm { self.norm(&patches, "norm") } else { patches }
+        let bias = (!vit.pre_norm).then(|| map.parameter("bias", [vit.dim], Init::Zeros));
+        map.conv2d(Conv2d::patches([ph, pw], true), &weight, bias.as_ref())
     }
 
     /// The image, or the feature map of the convolutional stages.
@@ -292,7 +302,7 @@ impl Forward<'_, Vit> {
         let image = channels_last(image);
         let Some(backbone) = &self.net.backbone else { return image };
         let _scope = image.scope("patch_embed.backbone");
-        Forward { net: &**backbone, building: self.building }.stages(&image)
+        backbone.feature_map(&image, self.building)
     }
 
     /// Class, distillation and register tokens, in this order.

@@ -39,12 +39,8 @@ fn reference() -> Vec<Reference<'static>> {
                 std: std.parse().unwrap(),
             }
         })
-        .filter(|reference| !NOT_YET.iter().any(|not_yet| reference.name.contains(not_yet)))
         .collect()
 }
-
-/// Parts of the names of models that are not known yet.
-const NOT_YET: [&str; 6] = ["resnet26d", "resnet50d", "_mci_", "_dwee_", "_dlittle_", "_dpwee_"];
 
 /// Models of the paper that are built with 1000 classes, though timm's published weights have no head.
 const WITH_HEAD: [&str; 4] =

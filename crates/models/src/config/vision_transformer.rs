@@ -13,7 +13,7 @@ pub(super) fn from_arguments(args: &Map<String, Value>, input: Option<[usize; 2]
     let args = Arguments::new("vit_jax", args);
     let missing = |name: &str| format!("vit_jax's option `{name}` is missing");
     let backbone = match args.object("resnet")? {
-        Some(resnet) => Some(Box::new(stages(&Arguments::new("vit_jax", resnet))?)),
+        Some(resnet) => Some(Box::new(stages(&Arguments::new("vit_jax", resnet))?.into())),
         None => None,
     };
     let patches = Arguments::new("vit_jax", args.object("patches")?.ok_or_else(|| missing("patches"))?);

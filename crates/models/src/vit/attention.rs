@@ -39,6 +39,16 @@ pub(super) enum Projected {
     Apart([Tensor; 3]),
 }
 
+impl Projected {
+    /// Query, key and value; those that are packed have width `dim`.
+    fn apart(self, dim: usize) -> [Tensor; 3] {
+        match self {
+            Projected::Packed(qkv) => [0, 1, 2].map(|part| qkv.slice(2, part * dim, dim)),
+            Projected::Apart(parts) => parts,
+        }
+    }
+}
+
 impl Vit {
     /// Heads of keys and values in a block.
     pub(super) fn key_value_heads(&self, depth: usize) -> usize {
@@ -86,6 +96,9 @@ impl Forward<'_, Vit> {
     pub(super) fn attend(&self, projected: Projected, inputs: &BlockInputs) -> [Tensor; 2] {
         let vit = self.net;
         let projected = if vit.qk_norm { Projected::Apart(self.normed(projected)) } else { projected };
+        if vit.differential {
+            return self.differential(projected.apart(vit.dim), inputs.depth);
+        }
         let (key_value_heads, pairs) = (vit.key_value_heads(inputs.depth), vit.rotary.map(|rotary| rotary.pairs));
         let projected = match (projected, &inputs.rotation, pairs) {
             // Heads of queries, then those of keys.
@@ -119,11 +132,9 @@ impl Forward<'_, Vit> {
 
     /// With the norms of queries and keys of each head.
     fn normed(&self, projected: Projected) -> [Tensor; 3] {
-        let (dim, head_dim) = (self.net.dim, self.net.dim / self.net.heads);
-        let [q, k, v] = match projected {
-            Projected::Packed(qkv) => [0, 1, 2].map(|part| qkv.slice(2, part * dim, dim)),
-            Projected::Apart(parts) => parts,
-        };
+        let Vit { dim, heads, differential, .. } = *self.net;
+        let head_dim = dim / heads / if differential { 2 } else { 1 };
+        let [q, k, v] = projected.apart(dim);
         let normed = |part: Tensor, name| {
             let [batch, tokens, width] = [0, 1, 2].map(|axis| part.extent(axis));
             let heads = part.reshape([batch, tokens, width / head_dim, head_dim]);

@@ -4,12 +4,13 @@
 use vit_graph::ops::Activation;
 
 use super::{
-    BiasSharing, FinalNorm, Lineage, PAPER_SIZES, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias,
-    RelativeBiasKind, RotaryPositions, Vit, variants,
+    Backbone, BiasSharing, BlockKind, ConvStem, FinalNorm, Lineage, PAPER_SIZES, Pooling, Positions, PositionsOn, Qkv,
+    QkvBias, RelativeBias, RelativeBiasKind, RotaryPositions, Vit, variants,
 };
 use crate::config::{Config, google_stages};
-use crate::layers::{ContinuousBias, ContinuousForm, Mode, Stem};
+use crate::layers::{ContinuousBias, ContinuousForm, Gate, Mode, NormKind, Stem};
 use crate::problem_type::ProblemType;
+use crate::resnet::ResNet;
 use crate::resnetv2::ResNetV2;
 use crate::weights::{Scheme, Weights};
 use vit_preprocess::Preprocess;
@@ -18,55 +19,112 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     let shape = |name: &str| weights.tensors.get(name).map(|t| t.shape.as_slice());
     // Swin has a patch embedding, too, but none of the others.
     ["cls_token", "pos_embed", "blocks.0.norm1.weight"].into_iter().find_map(shape)?;
-    let &[dim, channels, ph, pw] = shape("patch_embed.proj.weight")? else { return None };
+    // MobileCLIP's last convolution is the projection.
+    let &[dim, channels, ph, pw] =
+        shape("patch_embed.proj.weight").or_else(|| shape("patch_embed.backbone.2.conv.weight"))?
+    else {
+        return None;
+    };
     if let Some(found) = eva(weights, scheme) {
         return Some(found);
     }
     let backbone = backbone(weights, scheme);
-    let channels = backbone.as_ref().map_or(channels, |b| b.channels);
-    let depth = (0..).take_while(|i| shape(&format!("blocks.{i}.norm1.weight")).is_some()).count();
-    let first = |name: &str| shape(&format!("blocks.0.{name}"));
-    let mlp_dim = first("mlp.fc1.weight").and_then(|s| s.first().copied()).unwrap_or(4 * dim);
-    let head_dim = first("attn.q_norm.weight").and_then(|s| s.first().copied()).filter(|&d| d > 0);
-    let class_token = shape("cls_token").is_some();
-    let distillation_token = shape("dist_token").is_some();
-    let registers = shape("reg_token").and_then(|s| s.get(1).copied()).unwrap_or(0);
+    let channels = backbone.as_ref().map_or(channels, |(_, channels)| *channels);
+    let has = |name: &str| shape(name).is_some();
+    let rows = |name: &str| shape(name).and_then(|s| s.first().copied());
+    let first = |name: &str| format!("blocks.0.{name}");
+    let has_block = |index: usize| {
+        let prefix = format!("blocks.{index}.");
+        weights.tensors.range(prefix.clone()..).next().is_some_and(|(name, _)| name.starts_with(&prefix))
+    };
+    let depth = (0..).take_while(|&index| has_block(index)).count();
+    let block = match (0..).take_while(|i| has(&first(&format!("attns.{i}.norm.weight")))).count() {
+        0 if has(&first("in_norm.weight")) => BlockKind::Parallel,
+        0 => BlockKind::PreNorm,
+        branches => BlockKind::Branches(branches),
+    };
+    // The modules with the names of attention, MLP and norm.
+    let [attn, mlp, norm, scale] = match block {
+        BlockKind::Parallel => ["", "", "in_norm", "ls"],
+        BlockKind::Branches(_) => ["attns.0.attn.", "ffns.0.mlp.", "attns.0.norm", "attns.0.ls"],
+        _ => ["attn.", "mlp.", "norm1", "ls1"],
+    };
+    let attn = |name: &str| first(&format!("{attn}{name}"));
+    let mlp = |name: &str| first(&format!("{mlp}{name}"));
+    let gate = match shape(&mlp("fc2.weight")) {
+        _ if has(&mlp("fc1_g.weight")) => Gate::Separate,
+        Some(&[_, hidden]) if rows(&mlp("fc1.weight")) == Some(2 * hidden) => Gate::Packed,
+        _ => Gate::None,
+    };
+    let mlp_dim = match block {
+        BlockKind::Parallel => rows(&first("in_proj.weight")).and_then(|all| all.checked_sub(3 * dim)),
+        _ => shape(&mlp("fc2.weight")).and_then(|s| s.get(1).copied()),
+    };
+    let differential = has(&attn("lambda_q1"));
+    let head_dim = rows(&attn("q_norm.weight")).filter(|&d| d > 0).map(|d| if differential { 2 * d } else { d });
+    let class_token = has("cls_token");
     let pooling = match () {
-        () if shape("attn_pool.latent").is_some() => Pooling::Map,
-        () if class_token && shape("fc_norm.weight").is_none() => Pooling::Token,
+        () if has("attn_pool.latent") => Pooling::Map,
+        () if class_token && !has("fc_norm.weight") => Pooling::Token,
         () => Pooling::Mean,
     };
     let qkv_bias = match () {
-        () if first("attn.qkv.bias").is_some() => QkvBias::All,
-        () if first("attn.q_bias").is_some() => QkvBias::QueryValue,
+        () if has(&attn("qkv.bias")) || has(&first("in_proj.bias")) => QkvBias::All,
+        () if has(&attn("q_bias")) => QkvBias::QueryValue,
         () => QkvBias::None,
     };
+    let [norm, norm_bias] = ["weight", "bias"].map(|part| has(&first(&format!("{norm}.{part}"))));
+    let (pre_norm, attention_norm) = (has("norm_pre.weight"), block == BlockKind::PreNorm && has(&attn("norm.weight")));
     let mut vit = Vit {
-        patch_size: [ph, pw],
-        backbone: backbone.map(Box::new),
+        patch_size: if has("patch_embed.proj.weight") { [ph, pw] } else { [1, 1] },
+        backbone: backbone.map(|(stages, _)| Box::new(stages)),
         channels,
-        classes: shape("head.weight").and_then(|s| s.first().copied()).unwrap_or(0),
+        classes: rows("head.weight").unwrap_or(0),
         dim,
         depth,
-        heads: head_dim.map_or_else(|| usual_heads(dim, depth), |head_dim| dim / head_dim),
-        mlp_dim,
+        mlp_dim: mlp_dim.unwrap_or(4 * dim),
+        gate,
+        mlp_norm: block != BlockKind::Parallel && has(&mlp("norm.weight")),
+        block,
         class_token,
-        distillation_token,
-        distillation_head: shape("head_dist.weight").is_some(),
-        registers,
+        distillation_token: has("dist_token"),
+        distillation_head: has("head_dist.weight"),
+        registers: shape("reg_token").and_then(|s| s.get(1).copied()).unwrap_or(0),
         pooling,
-        pre_norm: shape("norm_pre.weight").is_some(),
-        final_norm: if shape("fc_norm.weight").is_some() { FinalNorm::AfterPooling } else { FinalNorm::BeforePooling },
-        pre_logits: shape("pre_logits.fc.weight").and_then(|s| s.first().copied()),
+        patch_norm: has("patch_embed.norm.weight"),
+        pre_norm,
+        final_norm: match () {
+            () if has("fc_norm.weight") => FinalNorm::AfterPooling,
+            () if has("norm.weight") => FinalNorm::BeforePooling,
+            () => FinalNorm::Absent,
+        },
+        pre_logits: rows("pre_logits.fc.weight"),
         qkv: Qkv::packed(qkv_bias),
+        projection_bias: [attn("proj.bias"), first("attn_out_proj.bias"), first("out_proj.bias")]
+            .iter()
+            .any(|n| has(n)),
         relative_bias: relative_bias(weights),
         lineage: if qkv_bias == QkvBias::QueryValue { Lineage::Beit } else { Lineage::VisionTransformer },
         qk_norm: head_dim.is_some(),
-        layer_scale: first("ls1.gamma").is_some().then_some(1e-5),
-        activation: if scheme == Scheme::Jax { Activation::GeluTanh } else { Activation::Gelu },
-        norm_epsilon: if scheme == Scheme::HuggingFace { 1e-12 } else { 1e-6 },
+        differential,
+        attention_norm,
+        layer_scale: has(&first(&format!("{scale}.gamma"))).then_some(1e-5),
+        activation: match scheme {
+            Scheme::Jax => Activation::GeluTanh,
+            _ if gate != Gate::None => Activation::Silu,
+            _ => Activation::Gelu,
+        },
+        norm: if norm && !norm_bias { NormKind::Rms } else { NormKind::Layer },
         ..Vit::default()
     };
+    // CLIP, AIMv2 and BEiT-3 have another epsilon than the paper's models.
+    let larger = (pre_norm && vit.norm == NormKind::Layer) || vit.patch_norm || attention_norm;
+    vit.norm_epsilon = match scheme {
+        Scheme::HuggingFace => 1e-12,
+        _ if larger => 1e-5,
+        _ => 1e-6,
+    };
+    vit.heads = head_dim.map_or_else(|| usual_heads(&vit), |head_dim| dim / head_dim);
     place_positions(&mut vit, shape("pos_embed"));
     if let Some((side, heads)) = relative_table(weights) {
         vit.heads = heads;
@@ -175,34 +233,53 @@ fn place_positions(vit: &mut Vit, pos_embed: Option<&[usize]>) {
         }
     };
     if let Some(side) = side {
-        // Every stage of convolutions after the first halves what the stem has quartered or left as it was.
-        let coarser = vit.backbone.as_ref().map_or(1, |b| b.stem.stride() << b.depths.len().saturating_sub(1));
+        let coarser = vit.backbone.as_ref().map_or(1, |backbone| backbone.stride());
         vit.image_size = [side * vit.patch_size[0] * coarser, side * vit.patch_size[1] * coarser];
     }
 }
 
-/// The convolutional stages before a hybrid's encoder, with the epsilons of the library that wrote them.
-fn backbone(weights: &Weights, scheme: Scheme) -> Option<ResNetV2> {
+/// The convolutional stages before a hybrid's encoder, with the epsilons of the library that wrote them, and their channels.
+fn backbone(weights: &Weights, scheme: Scheme) -> Option<(Backbone, usize)> {
     let shape = |name: &str| weights.tensors.get(&format!("patch_embed.backbone.{name}")).map(|t| t.shape.as_slice());
+    if let Some(&[_, channels, ..]) = shape("0.conv.weight") {
+        let widths = (0..3).filter_map(|i| shape(&format!("{i}.conv.weight"))?.first().copied()).collect();
+        return Some((Backbone::ConvStem(ConvStem { widths }), channels));
+    }
+    // Blocks of each stage, and the rows of the first one's filters.
+    let stages = |filters: &dyn Fn(usize, usize) -> String| {
+        let rows = |stage: usize, block: usize| shape(&filters(stage, block)).and_then(|s| s.first().copied());
+        let count = |stage: usize| (0..).take_while(|&block| rows(stage, block).is_some()).count();
+        let stages: Vec<usize> = (0..8).take_while(|&stage| rows(stage, 0).is_some()).collect();
+        let (depths, widths) = stages.into_iter().map(|stage| (count(stage), rows(stage, 0).unwrap_or(0))).unzip();
+        (depths, widths)
+    };
+    if let Some(&[stem_width, channels, ..]) = shape("conv1.0.weight") {
+        let (depths, widths): (Vec<usize>, Vec<usize>) = stages(&|s, b| format!("layer{}.{b}.conv1.weight", s + 1));
+        let net = ResNet { channels, classes: 0, depths, widths, ..ResNet::default() };
+        return Some((Backbone::ResNet(ResNet { stem: Stem::Deep, stem_width, average_down: true, ..net }), channels));
+    }
     let stem = shape("stem.conv.weight").or_else(|| shape("conv.weight"))?;
     let &[stem_width, channels, kernel, _] = stem else { return None };
-    let block = |stage: usize, block: usize| shape(&format!("stages.{stage}.blocks.{block}.conv3.weight"));
-    let stages = (0..8).take_while(|&stage| block(stage, 0).is_some());
-    let (mut depths, mut widths) = (Vec::new(), Vec::new());
-    for stage in stages {
-        depths.push((0..).take_while(|&b| block(stage, b).is_some()).count());
-        widths.extend(block(stage, 0).and_then(|s| s.first().copied()));
-    }
+    let (depths, widths): (Vec<usize>, Vec<usize>) = stages(&|s, b| format!("stages.{s}.blocks.{b}.conv3.weight"));
     let google = google_stages(&[], stem_width);
     let base = if scheme == Scheme::Jax { google } else { ResNetV2::before_tokens(&[]) };
     let stem = if kernel == 3 { Stem::Small } else { base.stem };
-    Some(ResNetV2 { channels, depths, widths, stem_width, stem, ..base })
+    Some((ResNetV2 { channels, depths, widths, stem_width, stem, ..base }.into(), channels))
 }
 
-/// The paper's number of heads for its sizes, 64 channels to a head for all others.
-fn usual_heads(dim: usize, depth: usize) -> usize {
-    let known = PAPER_SIZES.iter().find(|s| s.dim == dim && s.depth == depth);
-    known.map_or((dim / 64).max(1), |s| s.heads)
+/// The number of heads of the paper's sizes and of published models with the same widths and depth; otherwise 64 channels to
+/// a head.
+fn usual_heads(vit: &Vit) -> usize {
+    let paper = PAPER_SIZES.iter().find(|s| s.dim == vit.dim && s.depth == vit.depth).map(|s| s.heads);
+    let widths = |vit: &Vit| (vit.dim, vit.depth, vit.mlp_dim, vit.gate);
+    let published = || {
+        let found = variants::variants().into_iter().find_map(|v| {
+            v.architecture.downcast_ref::<Vit>().filter(|found| widths(found) == widths(vit)).map(|found| found.heads)
+        });
+        found.unwrap_or((vit.dim / 64).max(1))
+    };
+    // AIMv2 has the widths and the depth of "L", but 128 channels to a head.
+    paper.filter(|_| vit.gate == Gate::None).unwrap_or_else(published)
 }
 
 fn preprocessing(vit: &Vit, scheme: Scheme) -> Preprocess {

@@ -68,7 +68,7 @@ impl Network for Vit {
         if let Some(what) = self.attention_contradiction() {
             return Some(what);
         }
-        let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction());
+        let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction(self.dim));
         backbone.or_else(|| positions::contradiction(self)).or_else(|| relative::contradiction(self))
     }
 
@@ -222,6 +222,15 @@ impl Vit {
         let unusual = self.rotary.is_some() || self.qkv.separate || !self.key_value_heads.is_empty();
         if unusual && self.lineage != Lineage::Eva {
             return Some("rotary positions and separate projections are options of timm's class Eva only".into());
+        }
+        if self.differential && (unusual || self.relative_bias.is_some()) {
+            return Some("differential attention has neither rotary nor relative positions".into());
+        }
+        if self.differential && !(self.dim / heads.max(1)).is_multiple_of(2) {
+            return Some(format!(
+                "the heads of differential attention have two halves, not {}",
+                self.dim / heads.max(1)
+            ));
         }
         if self.qkv.separate && matches!(self.block, BlockKind::Parallel) {
             return Some("a block with attention and MLP side by side has one projection for all of them".into());

@@ -19,10 +19,16 @@ impl Forward<'_, Vit> {
         }
         let [y, weights] = self.attend(Projected::Packed(qkv), inputs);
         weights.tap("attn.weights");
-        let y = linear(&y, vit.dim, vit.projection_bias, "attn_out_proj");
-        y.tap("attn");
         let hidden = self.drop(hidden.activation(vit.activation));
-        let y = y + linear(&hidden, vit.dim, vit.projection_bias, "mlp_out_proj");
+        // With differential attention, timm has one projection for both.
+        let y = if vit.differential {
+            y.tap("attn");
+            linear(&Tensor::concat(&[&y, &hidden], 2), vit.dim, vit.projection_bias, "out_proj")
+        } else {
+            let y = linear(&y, vit.dim, vit.projection_bias, "attn_out_proj");
+            y.tap("attn");
+            y + linear(&hidden, vit.dim, vit.projection_bias, "mlp_out_proj")
+        };
         x + self.branch(y, inputs.depth, "ls")
     }
 

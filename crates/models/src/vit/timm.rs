@@ -5,14 +5,13 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::{
-    BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RelativeBias,
+    Backbone, BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RelativeBias,
     RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
 };
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
 use crate::config::{Arguments, Configured, TimmForm};
 use crate::layers::{Gate, NormKind};
-use crate::resnetv2::ResNetV2;
 use crate::weights::names::timm::beit_name;
 use vit_preprocess::Preprocess;
 
@@ -48,7 +47,7 @@ impl Configured for Vit {
         args.insert("num_classes".into(), json!(self.classes));
         args.insert("in_chans".into(), json!(self.channels));
         if let Some(backbone) = &self.backbone {
-            args.insert("backbone".into(), Value::Object(backbone.constructor().1));
+            args.insert("backbone".into(), Value::Object(backbone.described()));
         }
         (class, args)
     }
@@ -60,8 +59,22 @@ impl Configured for Vit {
             Lineage::RelPos => return relpos::configure(self, args),
             Lineage::Eva => return eva::configure(self, args),
         }
-        self.gate = gate(args)?.unwrap_or(self.gate);
-        self.block = block(args)?.unwrap_or(self.block);
+        if let Some(gate) = gate(args)? {
+            // The ratio of a named model stays, and timm's counts both halves of a packed gate.
+            let ratio = mlp_ratio(self);
+            self.gate = gate;
+            self.mlp_dim = hidden_width(self, ratio);
+        }
+        if let Some((block, differential)) = block(args)? {
+            (self.block, self.differential) = (block, differential || self.differential);
+        }
+        if let Some(class) = args.text("attn_layer")? {
+            self.differential = match class {
+                "" | "attn" | "Attention" => false,
+                "diff" | "DiffAttention" => true,
+                _ => return Err(format!("timm's option `attn_layer` should be attn or diff, not `{class}`")),
+            };
+        }
         configure_encoder(self, args, QkvBias::All)?;
         if let Some(found) = norm(args, "embed_norm_layer")? {
             if found != (self.norm, self.norm_epsilon) {
@@ -107,9 +120,7 @@ impl Configured for Vit {
             (_, None, None) => self.final_norm,
         };
         if let Some(backbone) = args.object("backbone")? {
-            let mut stages = ResNetV2 { classes: 0, ..ResNetV2::default() };
-            stages.configure(&Arguments::new("timm", backbone))?;
-            self.backbone = Some(Box::new(stages));
+            self.backbone = Some(Box::new(Backbone::read(backbone)?));
         }
         args.finish(&IGNORED)
     }
@@ -206,8 +217,7 @@ pub(super) fn configure_encoder(vit: &mut Vit, args: &Arguments, bias: QkvBias) 
     vit.dim = args.count("embed_dim")?.unwrap_or(vit.dim);
     vit.depth = args.count("depth")?.unwrap_or(vit.depth);
     vit.heads = args.count("num_heads")?.unwrap_or(vit.heads);
-    let hidden = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
-    vit.mlp_dim = if vit.gate == Gate::Packed { hidden / 2 } else { hidden };
+    vit.mlp_dim = hidden_width(vit, args.number("mlp_ratio")?.unwrap_or(old_ratio));
     if let Some(biased) = args.flag("qkv_bias")? {
         vit.qkv.bias = if biased { bias } else { QkvBias::None };
     }
@@ -275,6 +285,9 @@ fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
     if vit.registers > 0 || base.registers > 0 {
         set("reg_tokens", json!(vit.registers));
     }
+    if (vit.differential || base.differential) && vit.block != BlockKind::Parallel {
+        set("attn_layer", json!(if vit.differential { "diff" } else { "attn" }));
+    }
     if vit.positions == Positions::None {
         set("pos_embed", json!("none"));
     }
@@ -287,6 +300,12 @@ fn mlp_ratio(vit: &Vit) -> f64 {
     let hidden = if vit.gate == Gate::Packed { 2 * vit.mlp_dim } else { vit.mlp_dim };
     let ratio = hidden as f64 / vit.dim as f64;
     if (vit.dim as f64 * ratio) as usize == hidden { ratio } else { ratio.next_up() }
+}
+
+/// The width of the hidden layer for timm's ratio.
+fn hidden_width(vit: &Vit, ratio: f64) -> usize {
+    let hidden = (vit.dim as f64 * ratio) as usize;
+    if vit.gate == Gate::Packed { hidden / 2 } else { hidden }
 }
 
 /// Arguments that are classes: as JSON they are understood here, not by timm.
@@ -314,6 +333,7 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
         BlockKind::PreNorm => {}
         BlockKind::PostNorm if vit.lineage == Lineage::RelPos => drop(set("block_fn", json!("ResPostRelPosBlock"))),
         BlockKind::PostNorm => drop(set("block_fn", json!("ResPostBlock"))),
+        BlockKind::Parallel if vit.differential => drop(set("block_fn", json!("DiffParallelScalingBlock"))),
         BlockKind::Parallel => drop(set("block_fn", json!("ParallelScalingBlock"))),
         BlockKind::Branches(branches) => {
             set("block_fn", json!({ "ParallelThingsBlock": { "num_parallel": branches } }));
@@ -349,12 +369,13 @@ fn gate(args: &Arguments) -> Result<Option<Gate>, String> {
     Ok(Some(gate))
 }
 
-fn block(args: &Arguments) -> Result<Option<BlockKind>, String> {
+/// A block, and whether its attention is differential.
+fn block(args: &Arguments) -> Result<Option<(BlockKind, bool)>, String> {
     let Some((class, bound)) = args.class("block_fn")? else { return Ok(None) };
     let block = match class {
         "Block" => BlockKind::PreNorm,
         "ResPostBlock" => BlockKind::PostNorm,
-        "ParallelScalingBlock" => BlockKind::Parallel,
+        "ParallelScalingBlock" | "DiffParallelScalingBlock" => BlockKind::Parallel,
         "ParallelThingsBlock" => BlockKind::Branches(bound.count("num_parallel")?.unwrap_or(2)),
         other => {
             return Err(format!(
@@ -364,7 +385,7 @@ fn block(args: &Arguments) -> Result<Option<BlockKind>, String> {
         }
     };
     bound.finish(&[])?;
-    Ok(Some(block))
+    Ok(Some((block, class.starts_with("Diff"))))
 }
 
 /// The model that timm changes into this one, by name, or why it cannot.
@@ -404,7 +425,8 @@ fn base(vit: &Vit) -> Result<(String, Vit), String> {
 /// A published model whose layers are of the same classes, which are not among the arguments that timm reads from a file;
 /// one with the same epsilon if there is one.
 fn with_layers_of(vit: &Vit) -> Option<(String, Vit)> {
-    let layers = |vit: &Vit| (vit.lineage, vit.block, vit.gate, vit.norm, vit.patch_norm);
+    let parallel = |vit: &Vit| vit.block == BlockKind::Parallel && vit.differential;
+    let layers = |vit: &Vit| (vit.lineage, vit.block, parallel(vit), vit.gate, vit.norm, vit.patch_norm);
     let usual = ("vit_base_patch16_224".to_string(), Vit::default());
     let published = variants::variants().into_iter().filter_map(|v| {
         let found: &Vit = v.architecture.downcast_ref()?;

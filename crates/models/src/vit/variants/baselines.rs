@@ -1,5 +1,5 @@
 //! timm's "Searching for better ViT baselines": registers, mean pooling, and shapes between those of the paper, with
-//! parallel blocks among them.
+//! parallel blocks and differential attention among them.
 
 use super::published::*;
 use crate::variant::Variant;
@@ -20,6 +20,7 @@ pub(super) fn variants() -> Vec<Variant> {
     let one = |vit: Vit| Vit { registers: 1, ..gap(vit) };
     let four = |vit: Vit| Vit { registers: 4, ..gap(vit) };
     let parallel = |vit: Vit| Vit { block: BlockKind::Parallel, ..one(vit) };
+    let differential = |vit: Vit| Vit { differential: true, ..one(vit) };
     // The shape-optimised ones have positions on all tokens.
     let so150m = |vit: Vit| Vit { class_token: false, registers: 4, pooling: Pooling::Mean, ..vit };
     let so150m_map = |vit: Vit| Vit { pooling: Pooling::Map, ..so150m(vit) };
@@ -29,6 +30,8 @@ pub(super) fn variants() -> Vec<Variant> {
         published(&ONE_REGISTER, FAMILY, half(), one),
         published(&FOUR_REGISTERS, FAMILY, half(), four),
         published(&PARALLEL, FAMILY, half(), parallel),
+        published(&DIFFERENTIAL, FAMILY, half(), differential),
+        published(&PARALLEL_DIFFERENTIAL, FAMILY, half(), |vit| Vit { differential: true, ..parallel(vit) }),
         published(&SO150M, FAMILY, half(), so150m),
         published(&SO150M_MAP, FAMILY, half(), so150m_map),
         published(&SO150M2, FAMILY, half(), so150m2),
@@ -54,6 +57,14 @@ const FOUR_REGISTERS: [Row; 6] = [
 ];
 
 const PARALLEL: [Row; 1] = [row("vit_pwee_patch16_reg1_gap_256", Size(256, 16, 4, 1280), 16, 256, 1000, center(0.95))];
+
+const DIFFERENTIAL: [Row; 2] = [
+    row("vit_dwee_patch16_reg1_gap_256", Size(256, 14, 4, 1280), 16, 256, 1000, center(0.95)),
+    row("vit_dlittle_patch16_reg1_gap_256", Size(320, 14, 5, 1792), 16, 256, 1000, center(0.95)),
+];
+
+const PARALLEL_DIFFERENTIAL: [Row; 1] =
+    [row("vit_dpwee_patch16_reg1_gap_256", Size(256, 16, 4, 1280), 16, 256, 1000, center(0.95))];
 
 const SO150M: [Row; 2] = [
     row("vit_so150m_patch16_reg4_gap_256", Size(896, 18, 14, 2304), 16, 256, 1000, center(0.95)),

@@ -7,6 +7,7 @@ mod clip;
 mod deit;
 mod dinov2;
 mod eva;
+mod hybrid;
 mod others;
 mod published;
 mod siglip;
@@ -112,8 +113,8 @@ pub(super) fn variants() -> Vec<Variant> {
             _ => plain(size, patch, image),
         }));
     }
-    all.extend(hybrids());
     for family in [
+        hybrid::variants,
         deit::variants,
         others::variants,
         baselines::variants,
@@ -175,7 +176,7 @@ fn from_hybrid_form(name: &str) -> Option<Variant> {
     let image = positive(image)?;
     let stages = ResNetV2::before_tokens(&[2, 2, 2]);
     let stages = ResNetV2 { stem: Stem::Small, stem_pooling: StemPooling::Symmetric, ..stages };
-    let vit = Vit { backbone: Some(Box::new(stages)), ..size.vit(1, image) };
+    let vit = Vit { backbone: Some(Box::new(stages.into())), ..size.vit(1, image) };
     let variant = inception(&format!("vit_{}_r20_s4_{image}", size.timm), "Hybrid ViT", vit, 1.0);
     Some(Variant { paper_name: Some(format!("R20+{}/4@{image}", size.paper)), ..variant })
 }
@@ -206,34 +207,6 @@ fn plain(size: &VitSize, patch: usize, image: usize) -> Variant {
             ..Preprocess::inception()
         },
     }
-}
-
-/// ResNet stages before the encoder: name, the paper's name, size, blocks of each stage, patch size on their result.
-const HYBRIDS: [(&str, &str, &str, &[usize], usize); 5] = [
-    ("vit_tiny_r_s16_p8", "R+Ti/16", "tiny", &[], 8),
-    ("vit_small_r26_s32", "R26+S/32", "small", &[2, 2, 2, 2], 1),
-    ("vit_base_r26_s32", "R26+B/32", "base", &[2, 2, 2, 2], 1),
-    ("vit_base_r50_s16", "R50+B/16", "base", &[3, 4, 9], 1),
-    ("vit_large_r50_s32", "R50+L/32", "large", &[3, 4, 6, 3], 1),
-];
-
-fn hybrids() -> Vec<Variant> {
-    let mut all = Vec::new();
-    for (name, paper, size, depths, patch) in HYBRIDS {
-        let size = by_timm(size).expect("the hybrids' sizes are the paper's");
-        for image in [224, 384] {
-            // timm has no larger form of this one.
-            if name == "vit_base_r26_s32" && image > 224 {
-                continue;
-            }
-            let vit = Vit { backbone: Some(Box::new(ResNetV2::before_tokens(depths))), ..size.vit(patch, image) };
-            let crop_pct = if image > 224 { 1.0 } else { 0.9 };
-            let resolution = if image == 224 { String::new() } else { format!("@{image}") };
-            let paper_name = Some(format!("{paper}{resolution}"));
-            all.push(Variant { paper_name, ..inception(&format!("{name}_{image}"), "Hybrid ViT", vit, crop_pct) });
-        }
-    }
-    all
 }
 
 pub(super) fn imagenet(name: &str, family: &'static str, vit: Vit, crop_pct: f64) -> Variant {
