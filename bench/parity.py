@@ -14,11 +14,14 @@ import timm
 import torch
 from safetensors.torch import save_file
 from timm.models._efficientnet_builder import decode_arch_def
+from timm.models.beit import Beit
 from timm.models.convnext import ConvNeXt
 from timm.models.efficientnet import EfficientNet
 from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_relpos import RelPosBlock, ResPostRelPosBlock, VisionTransformerRelPos
 
 CLASSES = 5
 # Batch norms over few values amplify rounding errors.
@@ -146,7 +149,80 @@ def swin(draw):
     return SwinTransformer, args, args, size
 
 
-ARCHITECTURES = {"convnext": convnext, "efficientnet": efficientnet, "eva": eva, "swin": swin, "vit": vit}
+def swinv2(draw):
+    stages = draw.randint(1, 3)
+    window = draw.choice([2, 4])
+    # timm's V2 masks shifted windows only where they divide the map.
+    side = lambda: 2 ** (stages + 1) * window * draw.randint(1, 2)
+    size = [side(), side()]
+    args = {
+        "img_size": size,
+        "patch_size": 4,
+        "embed_dim": 8 * draw.randint(1, 3),
+        "depths": [draw.randint(1, 2) for _ in range(stages)],
+        "num_heads": [draw.choice([1, 2, 4]) for _ in range(stages)],
+        "window_size": window,
+        "qkv_bias": draw.random() < 0.7,
+        "pretrained_window_sizes": [draw.choice([0, 0, 3]) for _ in range(stages)],
+        "drop_path_rate": 0.0,
+    }
+    return SwinTransformerV2, args, args, size
+
+
+def relative_vit(draw):
+    heads, patch = draw.choice([1, 2, 4]), draw.choice([4, 8])
+    size = [patch * draw.randint(2, 5) for _ in range(2)]
+    return size, {
+        "img_size": size,
+        "patch_size": patch,
+        "embed_dim": heads * draw.choice([8, 16]),
+        "depth": draw.randint(1, 3),
+        "num_heads": heads,
+        "mlp_ratio": draw.choice([2.0, 2.5, 4.0]),
+        "qkv_bias": draw.random() < 0.7,
+        "init_values": draw.choice([None, 0.3]),
+    }
+
+
+def beit(draw):
+    size, args = relative_vit(draw)
+    args |= {
+        "use_abs_pos_emb": draw.random() < 0.3,
+        "use_rel_pos_bias": draw.random() < 0.7,
+        "use_shared_rel_pos_bias": draw.random() < 0.5,
+        "swiglu_mlp": draw.random() < 0.3,
+        "scale_mlp": draw.random() < 0.3,
+        "global_pool": draw.choice(["avg", "token"]),
+    }
+    return Beit, args, args, size
+
+
+def relpos(draw):
+    size, args = relative_vit(draw)
+    block = draw.choice([RelPosBlock, ResPostRelPosBlock])
+    class_token = draw.random() < 0.5
+    args |= {
+        "qk_norm": draw.random() < 0.3,
+        "class_token": class_token,
+        "global_pool": draw.choice(["avg", "token"]) if class_token else "avg",
+        "fc_norm": draw.random() < 0.5,
+        "rel_pos_type": draw.choice(["mlp", "mlp_swin", "bias"]),
+        "rel_pos_dim": draw.choice([None, 16]),
+        "shared_rel_pos": draw.random() < 0.5,
+    }
+    return VisionTransformerRelPos, args | {"block_fn": block.__name__}, args | {"block_fn": block}, size
+
+
+ARCHITECTURES = {
+    "beit": beit,
+    "convnext": convnext,
+    "efficientnet": efficientnet,
+    "eva": eva,
+    "relpos": relpos,
+    "swin": swin,
+    "swinv2": swinv2,
+    "vit": vit,
+}
 
 
 def randomise(model, seed):
@@ -176,6 +252,10 @@ def double(model):
 def record(folder, draw, seed, architecture):
     kind, written, built, size = ARCHITECTURES[architecture](draw)
     model = kind(num_classes=CLASSES, **built).train()
+    # The MLP of relative positions has dropout whatever the arguments.
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     randomise(model, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     batch = BATCH.get(architecture, 3)

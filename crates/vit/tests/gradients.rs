@@ -11,7 +11,7 @@ use vit_graph::autodiff::gradients;
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::ops::{CrossEntropy, Input, Parameter};
 use vit_graph::{DType, Graph, Type, Value};
-use vit_models::weights::{Weights, safetensors};
+use vit_models::weights::{Weights, names, safetensors};
 use vit_models::{Checkpoint, Mode, OpenOptions};
 use vit_train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, TrainingStep};
 
@@ -19,6 +19,10 @@ use vit_train::{Optimiser, OptimiserMethod, StepOptions, StepParameters, Trainin
 fn pass(checkpoint: &Checkpoint, images: &[f32], labels: &[f32]) -> BTreeMap<String, Vec<f32>> {
     let (batch, classes) = (labels.len(), checkpoint.config.architecture.classes());
     let mut graph = checkpoint.config.architecture.build(batch, Mode::Training).unwrap();
+    // The MLP of relative positions has dropout by definition; recordings are without.
+    if graph.inputs().any(|(_, input)| input.name == "seed") {
+        graph = checkpoint.config.architecture.build(batch, Mode::Inference).unwrap();
+    }
     graph.retain_outputs(|name| name == "logits");
     let logits = graph.output("logits").unwrap();
     let input = Input { name: "targets".into(), ty: Type::new(DType::F32, [batch, classes]) };
@@ -74,7 +78,22 @@ fn agrees(case: &str) {
 /// The arrays of one pass, computed and recorded.
 fn passed(checkpoint: &Checkpoint, mut io: Weights) -> (BTreeMap<String, Vec<f32>>, Weights) {
     let (images, labels) = (io.tensors.remove("images").unwrap(), io.tensors.remove("labels").unwrap());
-    (pass(checkpoint, &images.data, &labels.data), io)
+    (pass(checkpoint, &images.data, &labels.data), canonical(io))
+}
+
+/// Recorded gradients under the names of this project's parameters.
+fn canonical(io: Weights) -> Weights {
+    let (mut others, mut gradients) = (Weights::default(), Weights::default());
+    for (name, tensor) in io.tensors {
+        match name.strip_prefix("grad.") {
+            Some(parameter) => gradients.insert(parameter, tensor).unwrap(),
+            None => others.insert(name, tensor).unwrap(),
+        }
+    }
+    for (name, tensor) in names::canonical(gradients).unwrap().0.tensors {
+        others.insert(format!("grad.{name}"), tensor).unwrap();
+    }
+    others
 }
 
 /// Compares all arrays; `tolerance` depends on the largest value that was recorded in one.
