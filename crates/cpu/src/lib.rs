@@ -27,6 +27,7 @@ pub mod attention;
 mod buffer;
 mod channel_norm;
 mod conv;
+mod cosine;
 mod device;
 mod executable;
 pub mod gemm;

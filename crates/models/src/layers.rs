@@ -14,7 +14,7 @@ pub(crate) use building::Forward;
 pub use building::{Building, Norm, drop_path_rate};
 pub use continuous_bias::{CONTINUOUS_BIAS_DROPOUT, ContinuousBias, ContinuousForm};
 pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
-pub use cosine::{clamped_scale, cosine_operands};
+pub use cosine::cosine_qkv;
 pub use mlp::{Gate, Mlp, linear_parts, mlp};
 pub use norm::{NormKind, layer_norm};
 pub use patches::refuses_patches;

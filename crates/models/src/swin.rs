@@ -315,15 +315,15 @@ impl Forward<'_, Swin> {
         let (width, heads) = (swin.widths[stage], swin.heads[stage]);
         let head_dim = swin.head_dims[stage].unwrap_or(width / heads);
         let tokens = x.apply(windows, &[]);
-        let (operands, scale, table) = match &swin.version {
+        let (qkv, scale, table) = match &swin.version {
             SwinVersion::V1 => {
                 let qkv = linear(&tokens, 3 * head_dim * heads, swin.qkv_bias, "qkv");
                 let table = x.parameter("relative_position_bias_table", [offsets(windows.size), heads], TABLE);
-                (vec![qkv], 1.0 / (head_dim as f32).sqrt(), table)
+                (qkv, 1.0 / (head_dim as f32).sqrt(), table)
             }
             SwinVersion::V2 { pretrained_windows } => {
                 let table = v2::bias_table(x, heads, windows.size, pretrained_windows[stage]);
-                (v2::operands(&tokens, heads, swin.qkv_bias), 1.0, table)
+                (v2::qkv(&tokens, heads, swin.qkv_bias), 1.0, table)
             }
         };
         let mut bias = window_bias(&table, windows.size);
@@ -331,9 +331,9 @@ impl Forward<'_, Swin> {
             bias = bias + x.constant(mask(&image, windows));
         }
         let (dropout, seed) = self.building.attention_dropout(x, swin.attention_dropout);
-        let op = Attention { heads, scale, packed: operands.len() == 1, bias: true, dropout };
-        let others: Vec<&Tensor> = operands[1..].iter().chain([&bias]).chain(seed).collect();
-        let [y, weights] = operands[0].attention(op, &others);
+        let op = Attention { heads, scale, packed: true, bias: true, dropout };
+        let others: Vec<&Tensor> = std::iter::once(&bias).chain(seed).collect();
+        let [y, weights] = qkv.attention(op, &others);
         weights.tap("weights");
         let y = self.building.dropout(linear(&y, width, true, "proj"), swin.projection_dropout);
         let y = y.apply(Unwindows { windows, image }, &[]);

@@ -1,6 +1,6 @@
 //! Attention.
 
-use vit_graph::ops::{Attention, Dropout, Granularity};
+use vit_graph::ops::{Attention, CosineQkv, Dropout, Granularity};
 
 use crate::build::{CaseBuilder, Outputs, Table, differentiable, first_differentiable, forward};
 
@@ -16,6 +16,7 @@ pub(super) fn table(t: &mut Table) {
     t.each("attention", variants, attention);
     t.each("attention in windows", [1, 3], in_windows);
     t.one("attention, only its weights", only_weights);
+    t.two("cosine attention", cosine);
 }
 
 fn attention(c: &mut CaseBuilder, (packed, bias, dropout): (bool, bool, bool)) -> Outputs {
@@ -51,6 +52,17 @@ fn in_windows(c: &mut CaseBuilder, groups: usize) -> Outputs {
     let bias = if c.rng.flip() { bias.scale(0.5) } else { bias };
     let [out, _] = qkv.attention(op, &[&bias]);
     differentiable([out.scale(2.0)])
+}
+
+/// Normalised queries and keys, by themselves and in an attention.
+fn cosine(c: &mut CaseBuilder) -> Outputs {
+    let (heads, head_dim) = (c.rng.pick(&[1, 2, 3]), c.rng.pick(&[3, 8, 20, 32]));
+    let (batch, tokens) = (c.rng.pick(&[1, 3]), c.rng.pick(&[1, 5, 49]));
+    let qkv = c.float([batch, tokens, 3 * heads * head_dim]);
+    let normalised = qkv.apply(CosineQkv { heads }, &[&c.float([heads])]);
+    let op = Attention { heads, scale: 1.0, packed: true, bias: false, dropout: None };
+    let [out, _] = normalised.attention(op, &[]);
+    differentiable([normalised, out])
 }
 
 /// The first output is unused.

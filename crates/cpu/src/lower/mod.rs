@@ -5,6 +5,7 @@ mod arithmetic;
 mod attention;
 mod channel_norm;
 mod conv;
+mod cosine;
 mod dropout;
 mod fused_conv;
 mod gather;
@@ -119,6 +120,8 @@ pub(crate) fn lower(
         Op::RotaryGrad(op) => rotary::table_grad(op, inputs),
         Op::RotaryTables(_) => rotary::tables(inputs),
         Op::RotaryTablesGrad(_) => rotary::tables_grad(inputs),
+        Op::CosineQkv(op) => cosine::forward(op.heads, &inputs[0]),
+        Op::CosineQkvGrad(op) => cosine::backward(op.heads, &inputs[1]),
         Op::LayerNorm(op) => rows::layer_norm(op, &inputs[0]),
         Op::LayerNormGrad(op) | Op::LayerNormGradAdd(LayerNormGradAdd(op)) => rows::layer_norm_grad(*op, &inputs[1]),
         Op::AddLayerNorm(op) => rows::add_layer_norm(op, &inputs[0]),

@@ -39,6 +39,7 @@ fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
         "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
         "pool" => &[("MAX", &[0]), ("VEC", &[8])],
         "rotary" => &[("VEC", &[1, 2, 4]), ("ADJACENT", &[1])],
+        "cosine" => &[("VEC", &[1, 2])],
         "windows" => &[("VEC", &[2, 4, 8])],
         "conv_layout" => &[("VEC", &[4])],
         "dropout" => &[("VEC", &[8])],

@@ -74,6 +74,7 @@ sources!(
     CHANNEL_NORM "channel_norm" [X DY Y R DY2] {BATCH: "1", RELU: "0", VEC: "1", LANES: "32"},
     CONV "conv" [X Y],
     CONV_LAYOUT "conv_layout" [X Y] {VEC: "8"},
+    COSINE "cosine" [X DY Y] {VEC: "4"},
     DEPTHWISE "depthwise" [X W DY Y] {VEC: "1", KERNEL_WIDTH: "3"},
     DROPOUT "dropout" [X Y] {VEC: "1"},
     FP8 "fp8" [X B],

@@ -7,6 +7,7 @@ mod arithmetic;
 mod attention;
 mod channel_norm;
 mod conv;
+mod cosine;
 mod depthwise;
 mod gather;
 mod loss;
@@ -297,6 +298,8 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::RotaryTables(_) => rotary::tables(e),
         Op::RotaryTablesGrad(_) => rotary::tables_grad(e),
         Op::Uniform(op) => rotary::uniform(op, e),
+        Op::CosineQkv(op) => cosine::forward(op.heads, e),
+        Op::CosineQkvGrad(op) => cosine::backward(op.heads, e),
         Op::LayerNorm(op) => norm::forward(op, None, None, e),
         Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
         Op::LayerNormGrad(op) => norm::backward(*op, norm::NormGradFusion::default(), e),

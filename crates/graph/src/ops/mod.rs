@@ -12,6 +12,7 @@ mod arithmetic;
 mod attention;
 mod batch_norm;
 mod conv;
+mod cosine;
 mod dropout;
 mod fused_conv;
 mod gather;
@@ -36,6 +37,7 @@ pub use arithmetic::{Binary, Scale, Unary};
 pub use attention::{Attention, AttentionGrad};
 pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
+pub use cosine::{CosineQkv, CosineQkvGrad, LEAST_LENGTH};
 pub use dropout::{Dropout, Granularity};
 pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
@@ -245,6 +247,8 @@ operations!(
     RotaryGrad,
     RotaryTables,
     RotaryTablesGrad,
+    CosineQkv,
+    CosineQkvGrad,
     LayerNorm,
     LayerNormGrad,
     LayerNormGradAdd,

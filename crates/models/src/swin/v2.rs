@@ -3,9 +3,7 @@
 use vit_graph::{Init, Tensor};
 
 use super::Swin;
-use crate::layers::{
-    ContinuousBias, ContinuousForm, NormKind, clamped_scale, cosine_operands, glorot, query_value_bias,
-};
+use crate::layers::{ContinuousBias, ContinuousForm, NormKind, cosine_qkv, glorot, query_value_bias};
 
 /// Width of the hidden layer of the MLP that computes biases.
 const BIAS_HIDDEN: usize = 512;
@@ -27,13 +25,12 @@ pub(super) fn residual_post_norm(x: &Tensor, epsilon: f32, name: &str) -> Tensor
     NormKind::Layer.apply_from(x, epsilon, Init::Zeros, name)
 }
 
-/// Query, key and value of cosine attention in windows `[b, n, width]`.
-pub(super) fn operands(tokens: &Tensor, heads: usize, bias: bool) -> Vec<Tensor> {
+/// Packed query, key and value of cosine attention in windows `[b, n, width]`.
+pub(super) fn qkv(tokens: &Tensor, heads: usize, bias: bool) -> Tensor {
     let width = tokens.extent(2);
     let weight = tokens.parameter("qkv.weight", [3 * width, width], glorot(width, width));
     let bias = bias.then(|| query_value_bias(tokens, width));
-    let qkv = tokens.linear(&weight, bias.as_ref());
-    cosine_operands(&qkv, heads, &clamped_scale(tokens, heads, "logit_scale")).into()
+    cosine_qkv(&tokens.linear(&weight, bias.as_ref()), heads, "logit_scale")
 }
 
 /// The biases of all offsets in a window, `[offsets, heads]`.

@@ -1,0 +1,46 @@
+//! Queries and keys of cosine attention.
+
+use super::{Emitter, THREADS, vector_width};
+use crate::compile::{self, KernelVariant};
+use crate::run::arguments::{CStruct, KernelArguments};
+
+/// Threads of a vector: `LANES` of the kernels.
+const LANES: usize = 8;
+
+pub(super) fn forward(heads: usize, e: &mut Emitter) {
+    let (x, scale, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
+    let (dim, vectors) = extents(heads, &x.shape);
+    let variant = variant(dim).with("X", x.storage.name()).with("Y", y.storage.name());
+    let pointers = KernelArguments::new().pointers(&[x.address, scale.address, y.address]);
+    let arguments = pointers.fields(CStruct::new().u32s(&[heads, dim])).u64(vectors);
+    launch("cosine_qkv", variant, vectors, arguments, e);
+}
+
+/// From `dy`, `qkv` and `scale` to `dqkv` and the dot products of queries.
+pub(super) fn backward(heads: usize, e: &mut Emitter) {
+    let (dy, x, scale, dx) = (&e.inputs[0], &e.inputs[1], &e.inputs[2], &e.outputs[0]);
+    let (dim, vectors) = extents(heads, &x.shape);
+    let variant = variant(dim).with("X", x.storage.name()).with("DY", dy.storage.name()).with("Y", dx.storage.name());
+    let (dy, x, scale, dots) = (dy.address, x.address, scale.address, e.outputs[1].address);
+    // The kernel writes this result even if only the dot products have consumers.
+    let result = if dx.is_used() { dx.address } else { e.scratch(vectors * dim * dx.storage.bytes()) };
+    let pointers = KernelArguments::new().pointers(&[dy, x, scale, result, dots]);
+    let arguments = pointers.fields(CStruct::new().u32s(&[heads, dim])).u64(vectors);
+    launch("cosine_qkv_grad", variant, vectors, arguments, e);
+}
+
+/// The width of a head, and the number of its vectors in `qkv`.
+fn extents(heads: usize, qkv: &vit_graph::Shape) -> (usize, usize) {
+    let dim = qkv.last() / (3 * heads);
+    (dim, qkv.rows() * 3 * heads)
+}
+
+fn variant(dim: usize) -> KernelVariant {
+    KernelVariant::new(&compile::COSINE).with("VEC", vector_width(&[dim]).min(4))
+}
+
+fn launch(kernel: &'static str, variant: KernelVariant, vectors: usize, arguments: KernelArguments, e: &mut Emitter) {
+    if vectors > 0 {
+        e.kernel(variant, kernel, [vectors.div_ceil(THREADS / LANES), 1, 1], THREADS, 0, arguments);
+    }
+}
