@@ -17,10 +17,13 @@ pub use card::card;
 pub use figure::{Figure, FigureData};
 pub use report::report;
 
+use std::collections::BTreeMap;
+
 use vit_data::Image;
 use vit_graph::Graph;
 use vit_graph::device::Device;
 use vit_graph::random::Seed;
+use vit_graph::reference::Array;
 use vit_models::weights::Weights;
 use vit_models::{Architecture, Config, Mode};
 
@@ -54,6 +57,8 @@ pub struct Inspector<'a> {
     config: &'a Config,
     weights: &'a Weights,
     layers: Vec<Layer>,
+    /// Biases of attention by relative position.
+    bias_tables: BTreeMap<String, Array>,
     attention: Option<Runner>,
     distances: HeadDistances,
     attention_maps: AttentionMaps,
@@ -100,6 +105,7 @@ impl<'a> Inspector<'a> {
         let architecture = &config.architecture;
         let mut graph = architecture.build(batch.max(1), Mode::Inference)?;
         let layers = attention_layers(architecture, &graph);
+        let bias_tables = relative::bias_tables(&graph, weights)?;
         let attention = match layers.as_slice() {
             [] => None,
             layers => Some(Runner::new(&with_weights(&mut graph, layers)?, weights, device)?),
@@ -113,6 +119,7 @@ impl<'a> Inspector<'a> {
             poolings: PoolingComparison::new(config, weights, device, batch.max(1))?,
             receptive: ReceptiveFields::new(architecture, weights, device, batch.max(1))?,
             layers,
+            bias_tables,
             images: 0,
         })
     }
@@ -151,9 +158,7 @@ impl<'a> Inspector<'a> {
             Err(InsightError::Unsuitable(reason)) => found.missing.push(Missing::new(reason)),
             Err(other) => return Err(other),
         }
-        if let Some(figure) = relative::figure(&self.layers, weights)? {
-            found.figures.push(figure);
-        }
+        found.figures.extend(relative::figure(&self.layers, &self.bias_tables));
         if self.attention.is_none() {
             found.missing.push(Missing::new("Attention distance and maps: this model has no attention."));
         } else if self.images == 0 {

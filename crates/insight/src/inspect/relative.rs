@@ -1,6 +1,11 @@
 //! Relative position biases: what each head adds to its attention scores by offset.
 
+use std::collections::BTreeMap;
+
 use vit_data::Image;
+use vit_graph::Graph;
+use vit_graph::reference::{self, Array, Bindings};
+use vit_graph::rewrite::eliminate_dead_code;
 use vit_models::weights::Weights;
 use vit_plot::palette::{Colour, MUTED};
 use vit_plot::{Anchor, Area, ColourMap, Scene, Text};
@@ -14,21 +19,29 @@ const MAX_HEADS: usize = 12;
 const TILE: f32 = 64.0;
 const LEFT: f32 = 150.0;
 
-/// One layer's table, `[heads, rows, columns]` of offsets.
-struct Table<'a> {
+/// The last part of a table's name.
+const TABLE: &str = "bias_table";
+
+/// The name of biases that all layers share.
+const SHARED: &str = "shared_rel_pos";
+
+/// One layer's biases, `[heads, rows, columns]` of offsets.
+struct BiasTable<'a> {
     layer: &'a Layer,
     offsets: [usize; 2],
     values: Vec<f32>,
 }
 
-/// The biases of the layers that have them; `None` if none has.
-pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figure>, InsightError> {
-    let tables: Vec<Table> = layers.iter().filter_map(|layer| table(layer, weights)).collect();
+/// The biases of the layers that have them; `None` if none has. Of those that all layers share, one is drawn.
+pub(super) fn figure(layers: &[Layer], tables: &BTreeMap<String, Array>) -> Option<Figure> {
+    let shared = tables.len() == 1 && tables.keys().all(|name| name.starts_with(SHARED));
+    let layers = if shared { &layers[..layers.len().min(1)] } else { layers };
+    let tables: Vec<BiasTable> = layers.iter().filter_map(|layer| bias_table(layer, tables)).collect();
     if tables.is_empty() {
-        return Ok(None);
+        return None;
     }
     let step = tables.len().div_ceil(MAX_LAYERS);
-    let shown: Vec<&Table> = tables.iter().step_by(step).collect();
+    let shown: Vec<&BiasTable> = tables.iter().step_by(step).collect();
     let heads = shown.iter().map(|t| t.layer.heads).max().unwrap_or(1).min(MAX_HEADS);
     let mut scene =
         Scene::new(LEFT + heads as f32 * (TILE + 8.0) + 90.0, 76.0 + shown.len() as f32 * (TILE + 8.0) + 20.0);
@@ -38,7 +51,8 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
     scene.text(Text::new(note, [24.0, 52.0], 12.0).colour(MUTED).within(scene.size().0 - 48.0));
     for (index, table) in shown.iter().enumerate() {
         let y = 76.0 + index as f32 * (TILE + 8.0);
-        let name = Text::new(&table.layer.name, [LEFT - 10.0, y + TILE / 2.0], 11.5).anchor(Anchor::Right);
+        let name = if shared { "all layers" } else { &table.layer.name };
+        let name = Text::new(name, [LEFT - 10.0, y + TILE / 2.0], 11.5).anchor(Anchor::Right);
         scene.text(name.within(LEFT - 30.0));
         let area: usize = table.offsets.iter().product();
         for (head, values) in table.values.chunks(area).take(MAX_HEADS).enumerate() {
@@ -57,7 +71,7 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
     let numbers = tables.iter().map(|t| {
         serde_json::json!({ "layer": t.layer.name, "heads": t.layer.heads, "offsets": t.offsets, "bias": t.values })
     });
-    Ok(Some(Figure {
+    Some(Figure {
         name: "relative",
         title: "Relative position bias".into(),
         text: "The learned bias on attention scores for every offset between query and key: light where it raises attention, \
@@ -65,25 +79,40 @@ pub(super) fn figure(layers: &[Layer], weights: &Weights) -> Result<Option<Figur
             .into(),
         scene,
         data: vec![FigureData::Json(numbers.collect())],
-    }))
+    })
 }
 
-fn table<'a>(layer: &'a Layer, weights: &Weights) -> Option<Table<'a>> {
-    let names = ["relative_position_bias_table", "rel_pos.relative_position_bias_table"];
-    let tensor = names.iter().find_map(|name| weights.tensors.get(&format!("{}.{name}", layer.name)))?;
+/// The tables of biases `[offsets, heads]` of a model, by the names of their taps: parameters, or what an MLP computes from
+/// offsets. Rows for prefix tokens follow those for offsets.
+pub(super) fn bias_tables(graph: &Graph, weights: &Weights) -> Result<BTreeMap<String, Array>, InsightError> {
+    let mut graph = graph.clone();
+    graph.retain_outputs(|_| false);
+    let taps: Vec<String> = graph.taps().keys().filter(|name| name.ends_with(TABLE)).cloned().collect();
+    for tap in &taps {
+        graph.request(tap)?;
+    }
+    let graph = eliminate_dead_code(&graph)?;
+    let mut bindings = Bindings::new();
+    for (_, parameter) in graph.parameters() {
+        if let Some(tensor) = weights.tensors.get(&parameter.name) {
+            bindings = bindings.with(&parameter.name, Array::from_f32(parameter.shape.clone(), &tensor.data));
+        }
+    }
+    Ok(if taps.is_empty() { BTreeMap::new() } else { reference::run(&graph, &bindings)? })
+}
+
+fn bias_table<'a>(layer: &'a Layer, tables: &BTreeMap<String, Array>) -> Option<BiasTable<'a>> {
+    let names = [format!("{}.{TABLE}", layer.name), format!("{}.rel_pos.{TABLE}", layer.name)];
+    let table = names.iter().find_map(|name| tables.get(name)).or_else(|| tables.get(&format!("{SHARED}.{TABLE}")))?;
     let window = match layer.tokens {
         Tokens::Windowed { windows, .. } => windows.size,
         Tokens::Sequence { grid, .. } => grid,
     };
     let offsets = window.map(|side| 2 * side - 1);
-    let area = offsets[0] * offsets[1];
-    let values = match tensor.shape.as_slice() {
-        // `[offsets, heads]`; rows for prefix tokens follow those for patches.
-        [rows, heads] if *rows >= area && *heads == layer.heads => {
-            (0..*heads).flat_map(|head| (0..area).map(move |at| tensor.data[at * heads + head])).collect()
-        }
-        [heads, rows, columns] if *heads == layer.heads && [*rows, *columns] == offsets => tensor.data.clone(),
-        _ => return None,
-    };
-    Some(Table { layer, offsets, values })
+    let (area, heads) = (offsets[0] * offsets[1], layer.heads);
+    if table.shape().len() != 2 || table.shape()[0] < area || table.shape()[1] != heads {
+        return None;
+    }
+    let of_head = |head: usize| (0..area).map(move |at| table.data()[at * heads + head] as f32);
+    Some(BiasTable { layer, offsets, values: (0..heads).flat_map(of_head).collect() })
 }

@@ -40,8 +40,10 @@ pub fn relative_index([rows, columns]: [usize; 2], prefix: usize, prefix_bias: P
     (0..tokens * tokens).map(row).collect()
 }
 
-/// The bias `[1, heads, tokens, tokens]` from a table `[rows, heads]`, where prefix tokens come before those of the grid.
+/// The bias `[1, heads, tokens, tokens]` from a table `[rows, heads]`, where prefix tokens come before those of the grid. Tap:
+/// `bias_table`.
 pub fn relative_bias(table: &Tensor, grid: [usize; 2], prefix: usize, prefix_bias: PrefixBias) -> Tensor {
+    table.tap("bias_table");
     let (tokens, heads) = (prefix + grid[0] * grid[1], table.extent(1));
     let index = table.constant(Constant::i32([tokens, tokens], relative_index(grid, prefix, prefix_bias)));
     table.gather(&index).permute([2, 0, 1]).reshape([1, heads, tokens, tokens])
