@@ -36,14 +36,14 @@ fn refused(checkpoint: &Checkpoint, method: Method, inputs: &[Vec<f32>]) -> Stri
 }
 
 fn attends(architecture: &Architecture) -> bool {
-    ["Vision Transformer", "Swin Transformer", "CoAtNet"].contains(&architecture.kind())
+    ["Vision Transformer", "Swin Transformer", "Swin Transformer V2", "CoAtNet"].contains(&architecture.kind())
 }
 
 const ATTENTION: Method = Method::Attention { layer: None, head: None };
 
 #[test]
 fn every_model_can_be_explained_by_every_method_that_suits_it() {
-    for case in CASES.into_iter().chain(FAMILY) {
+    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]) {
         let checkpoint = open(case);
         let architecture = &checkpoint.config.architecture;
         let inputs = inputs(case, &checkpoint);
@@ -253,7 +253,7 @@ fn what_cannot_be_shown_is_said_with_a_way_out() {
 #[test]
 fn every_model_can_be_inspected_with_and_without_images() {
     let device = vit::DeviceOptions::new().device(vit::DeviceChoice::Cpu).threads(1).open().unwrap();
-    for case in CASES.into_iter().chain(FAMILY) {
+    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]) {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);
         let [height, width] = checkpoint.config.architecture.image_size();
@@ -269,6 +269,8 @@ fn every_model_can_be_inspected_with_and_without_images() {
             assert!(names.contains(&"filters") && names.contains(&"receptive_field"), "{case}: {names:?}");
             let attends = attends(&checkpoint.config.architecture);
             assert_eq!(names.contains(&"attention_distance"), attends && images > 0, "{case}: {names:?}");
+            let relative = ["timm_beit", "timm_relpos", "timm_swin", "timm_swinv2", "timm_coatnet", "timm_coatnet_rw"];
+            assert_eq!(names.contains(&"relative"), relative.contains(&case), "{case}: {names:?}");
             for figure in &inspection.figures {
                 figure.scene.assert_readable();
             }

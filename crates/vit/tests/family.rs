@@ -23,7 +23,7 @@ fn output(checkpoint: &Checkpoint, input: &[f32], name: &str) -> Vec<f32> {
 
 #[test]
 fn saved_and_opened_again_it_is_the_same_model() {
-    for case in FAMILY {
+    for case in FAMILY.into_iter().chain(["timm_swinv2"]) {
         let (original, folder) = (open(case), scratch(&format!("family_{case}")));
         original.save(&folder, Layout::Timm, Dtype::F32).unwrap();
         let reopened = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
@@ -39,7 +39,7 @@ fn saved_and_opened_again_it_is_the_same_model() {
 
 #[test]
 fn another_number_of_classes_starts_a_new_head_and_keeps_the_rest() {
-    for case in FAMILY {
+    for case in FAMILY.into_iter().chain(["timm_swinv2"]) {
         let (original, mut changed) = (open(case), open(case));
         changed.change(Changes { classes: Some(3), ..Changes::default() }).unwrap();
         assert!(changed.report.iter().any(|line| line.contains("3 classes")), "{case}: {:?}", changed.report);
@@ -71,6 +71,9 @@ fn other_image_sizes_resample_what_belongs_to_a_window() {
     for (case, size, resampled) in [
         ("timm_swin", [96, 128], false),
         ("timm_swin", [32, 64], true),
+        ("timm_swinv2", [128, 96], false),
+        ("timm_beit", [32, 56], true),
+        ("timm_relpos", [32, 56], false),
         ("timm_coatnet", [96, 64], true),
         ("timm_hybrid", [96, 64], true),
         ("tv_resnet_basic", [97, 51], false),
@@ -84,6 +87,32 @@ fn other_image_sizes_resample_what_belongs_to_a_window() {
         let logits = output(&checkpoint, &vec![0.5; 3 * size[0] * size[1]], "logits");
         assert!(logits.iter().all(|l| l.is_finite()) && logits.iter().any(|&l| l != 0.0), "{case}");
     }
+}
+
+/// timm's `resize_rel_pos_bias_table` leaves the rows of the class token as they are.
+#[test]
+fn biases_of_the_class_token_do_not_depend_on_the_image_size() {
+    let (before, mut after) = (open("timm_beit"), open("timm_beit"));
+    after.change(Changes { image_size: Some([48, 24]), ..Changes::default() }).unwrap();
+    let table = |checkpoint: &Checkpoint| {
+        checkpoint.weights.tensors["blocks.1.attn.rel_pos.relative_position_bias_table"].clone()
+    };
+    let (before, after) = (table(&before), table(&after));
+    assert_eq!((before.shape.as_slice(), after.shape.as_slice()), (&[48, 4][..], &[11 * 5 + 3, 4][..]));
+    assert_eq!(before.data[45 * 4..], after.data[55 * 4..]);
+}
+
+/// Weights that do not fit say which tensor, what was found and what the model's options make of it.
+#[test]
+fn a_table_of_another_size_is_named() {
+    let folder = copy("timm_beit", "table_of_another_size");
+    let path = folder.join("model.safetensors");
+    let mut weights = weights::read(&path).unwrap();
+    let name = "blocks.0.attn.relative_position_bias_table";
+    weights.tensors.insert(name.into(), Tensor::new(vec![40, 4], vec![0.5; 160]).unwrap());
+    write(&path, &weights);
+    let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("relative_position_bias_table: [40, 4] in the weights, [48, 4] in the model"), "{error}");
 }
 
 #[test]
@@ -100,7 +129,15 @@ fn a_change_that_fails_leaves_the_checkpoint_as_it_was() {
 
 #[test]
 fn every_weight_matters() {
-    for case in ["tv_resnet_basic", "timm_efficientnet_tf", "timm_swin", "timm_coatnet", "timm_coatnet_rw", "lenet5"] {
+    for case in [
+        "tv_resnet_basic",
+        "timm_efficientnet_tf",
+        "timm_swin",
+        "timm_beit",
+        "timm_coatnet",
+        "timm_coatnet_rw",
+        "lenet5",
+    ] {
         let folder = copy(case, &format!("matters_{case}"));
         let path = folder.join("model.safetensors");
         let original = weights::read(&path).unwrap();
