@@ -112,7 +112,7 @@ fn a_table_of_another_size_is_named() {
     weights.tensors.insert(name.into(), Tensor::new(vec![40, 4], vec![0.5; 160]).unwrap());
     write(&path, &weights);
     let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("relative_position_bias_table: [40, 4] in the weights, [48, 4] in the model"), "{error}");
+    assert!(["relative_position_bias_table", "[40, 4]", "[48, 4]"].iter().all(|part| error.contains(part)), "{error}");
 }
 
 #[test]
