@@ -169,7 +169,7 @@ fn preprocessing_is_timms() {
 }
 
 /// FLOPs of one image of the variant's size by `torch.utils.flop_counter.FlopCounterMode` (torch 2.15, unfused attention).
-const FLOPS: [(&str, u64); 17] = [
+const FLOPS: [(&str, u64); 21] = [
     ("resnet18", 3_628_146_688),
     ("resnet50", 8_178_368_512),
     ("resnet50d", 8_657_649_664),
@@ -184,6 +184,10 @@ const FLOPS: [(&str, u64); 17] = [
     ("convnext_tiny", 8_911_062_528),
     ("convnextv2_huge", 675_449_589_760),
     ("swin_tiny_patch4_window7_224", 8_981_133_312),
+    ("swin_s3_tiny_224", 9_246_664_704),
+    ("swinv2_tiny_window8_256", 11_879_380_992),
+    ("beit_base_patch16_224", 35_127_656_448),
+    ("vit_srelpos_small_patch16_224", 9_152_532_480),
     ("coatnet_0_224", 9_093_015_552),
     ("coatnet_0_rw_224", 8_812_601_856),
     ("coatnet_rmlp_1_rw_224", 15_614_198_784),

@@ -17,14 +17,15 @@ pub enum DecayOn {
     Everything,
 }
 
-/// Last components of the names of tokens, and of layer scale.
-const TOKENS: [&str; 5] = ["cls_token", "dist_token", "reg_token", "latent", "gamma"];
+/// Last components of the names of tokens, of layer scale, and of the factors of cosine attention.
+const TOKENS: [&str; 6] = ["cls_token", "dist_token", "reg_token", "latent", "gamma", "logit_scale"];
 
 impl DecayOn {
     /// Whether the parameter of this name and shape has weight decay.
     pub fn includes(self, name: &str, shape: &Shape) -> bool {
         let last = name.rsplit('.').next().unwrap_or(name);
-        let token = TOKENS.contains(&last) || last.starts_with("pos_embed") || last == "relative_position_bias_table";
+        let relative = last == "relative_position_bias_table" || name.contains(".cpb_mlp.");
+        let token = TOKENS.contains(&last) || last.starts_with("pos_embed") || relative;
         match self {
             DecayOn::Weights => shape.len() >= 2 && !token,
             DecayOn::Matrices => shape.len() >= 2,
@@ -42,8 +43,18 @@ enum Depth {
 }
 
 /// Names before the first block: tokens and positions, or the stem of a convolutional network.
-const EMBEDDING: [&str; 9] =
-    ["cls_token", "dist_token", "reg_token", "pos_embed", "patch_embed", "stem.", "conv_stem.", "conv1.", "bn1."];
+const EMBEDDING: [&str; 10] = [
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "pos_embed",
+    "shared_rel_pos",
+    "patch_embed",
+    "stem.",
+    "conv_stem.",
+    "conv1.",
+    "bn1.",
+];
 
 /// Names after the last block that belong to it, as in timm; CLIP's `norm_pre` does, too.
 const LAST: [&str; 3] = ["norm", "conv_head.", "bn2."];
@@ -220,13 +231,16 @@ mod tests {
                 ("cls_token", Shape::from([1, 1, 3])),
                 ("pos_embed_row", Shape::from([1, 2, 1, 3])),
                 ("blocks.0.attn.relative_position_bias_table", Shape::from([9, 2])),
+                // As in Swin V2's own code.
+                ("layers.0.blocks.0.attn.cpb_mlp.0.weight", Shape::from([5, 2])),
+                ("layers.0.blocks.0.attn.logit_scale", Shape::from([2, 1, 1])),
                 ("patch_embed.proj.weight", Shape::from([3, 3, 2, 2])),
             ]
             .map(|(name, shape)| policy.includes(name, &shape))
         };
-        assert_eq!(decays(DecayOn::Weights), [true, false, false, false, false, false, true]);
-        assert_eq!(decays(DecayOn::Matrices), [true, false, false, true, true, true, true]);
-        assert_eq!(decays(DecayOn::Everything), [true; 7]);
+        assert_eq!(decays(DecayOn::Weights), [true, false, false, false, false, false, false, false, true]);
+        assert_eq!(decays(DecayOn::Matrices), [true, false, false, true, true, true, true, true, true]);
+        assert_eq!(decays(DecayOn::Everything), [true; 9]);
     }
 
     #[test]
