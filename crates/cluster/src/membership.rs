@@ -1,5 +1,7 @@
 //! Who a process is within its run, by the variables of whatever started it.
 
+use std::fmt;
+
 use crate::{ClusterError, mpi_library, slurm};
 
 /// The variable with the text that all processes of a run share.
@@ -87,6 +89,23 @@ impl Membership {
             membership.route = Route::Alone;
         }
         Ok(membership)
+    }
+}
+
+impl fmt::Display for Membership {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let launcher = match self.launcher {
+            Launcher::User => return write!(f, "the only process of its run"),
+            Launcher::Torchrun => "torchrun's variables",
+            Launcher::Mpirun => "mpirun",
+            Launcher::Srun => "srun",
+        };
+        write!(f, "rank {} of {} by {launcher}", self.rank, self.size)?;
+        match &self.route {
+            Route::Alone => Ok(()),
+            Route::Mpi => write!(f, ", over MPI"),
+            Route::Tcp { address, port } => write!(f, ", over TCP with rank 0 at {address}:{port}"),
+        }
     }
 }
 
@@ -237,6 +256,7 @@ mod tests {
             route: tcp("node3", 29500),
         };
         assert_eq!(place(&variables, true), Ok(expected.clone()));
+        assert_eq!(expected.to_string(), "rank 5 of 8 by torchrun's variables, over TCP with rank 0 at node3:29500");
         let agent = [&variables[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
         assert_eq!(place(&agent, true), Ok(Membership { route: tcp("node3", 29501), ..expected }));
         let alone = place(&[("RANK", "0"), ("WORLD_SIZE", "1")], true).unwrap();

@@ -217,9 +217,11 @@ impl Watched {
                 }
             }
         }
-        for link in &self.links {
+        for (link, state) in self.links.iter().zip(&mut states) {
             link.send(&[FAREWELL]);
             let _ = link.socket.shutdown(Shutdown::Write);
+            // Closing a socket with unread bytes resets the connection, which could overtake the farewell.
+            self.receive(link, state);
         }
     }
 

@@ -18,6 +18,7 @@ mod device;
 mod driver;
 mod gemm;
 mod lower;
+pub mod nccl;
 mod plan;
 mod run;
 

@@ -59,6 +59,12 @@ pub enum Unavailable {
     /// A library of the CUDA toolkit is missing.
     #[error("the library {0} of the CUDA toolkit was not found; install it or add its folder to LD_LIBRARY_PATH")]
     NoLibrary(&'static str),
+    /// There is no NCCL.
+    #[error(
+        "NCCL was not found; install it (package libnccl2 of NVIDIA's repository, or `pip install nvidia-nccl-cu13`) or add \
+         its folder to LD_LIBRARY_PATH"
+    )]
+    NoNccl,
     /// A library of the CUDA toolkit is too old.
     #[error("the library {name} is of CUDA {found}; version {needed} or newer is needed")]
     OldLibrary {
@@ -132,7 +138,7 @@ impl CudaLibrary {
 }
 
 /// The usual folders of the CUDA toolkit and of its Python packages.
-fn known_folders() -> Vec<PathBuf> {
+pub(crate) fn known_folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let toolkits = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     for toolkit in toolkits.chain([PathBuf::from("/usr/local/cuda")]) {
@@ -149,7 +155,7 @@ fn known_folders() -> Vec<PathBuf> {
 }
 
 /// The paths in a folder, sorted; none if it cannot be read.
-fn entries(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     found.sort();
