@@ -135,19 +135,20 @@ impl Watch {
         self.watched.record(rank, what)
     }
 
-    /// The failure behind a data connection that broke: the links know whether the peer died or another rank ended it. They
-    /// may learn it a moment later.
-    pub fn broken_connection(&self, peer: usize) -> ClusterError {
-        let deadline = Instant::now() + Duration::from_secs(2);
+    /// The failure behind a data connection that broke. The links know whether the peer died or another rank ended it, but
+    /// may learn it later, at the latest when the peer has been silent for too long.
+    pub fn broken_connection(&self, peer: usize, limits: Limits) -> ClusterError {
+        let deadline = Instant::now() + limits.silence + limits.heartbeat();
         while Instant::now() < deadline {
             if let Err(failure) = self.check() {
                 return failure;
             }
+            if self.watched.links.iter().any(|link| link.peer == peer && link.left.load(Ordering::Acquire)) {
+                return self.record(peer, "left the run before the others".into());
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
-        let left = self.watched.links.iter().any(|link| link.peer == peer && link.left.load(Ordering::Acquire));
-        let what = if left { "left the run before the others" } else { "closed its connection" };
-        self.record(peer, what.into())
+        self.record(peer, "closed its connection".into())
     }
 }
 
@@ -230,11 +231,14 @@ impl Watched {
         let mut bytes = [0; 4096];
         let end = loop {
             match (&link.socket).read(&mut bytes) {
-                Ok(0) => break true,
+                Ok(0) => break Some("died: its connection was closed".to_owned()),
                 Ok(count) => state.received.extend(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break false,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => break true,
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => break None,
+                    ErrorKind::Interrupted => {}
+                    ErrorKind::ConnectionReset => break Some("died: its connection was closed".to_owned()),
+                    _ => break Some(format!("cannot be reached: {error}")),
+                },
             }
         };
         while let Some((message, length)) = Message::parse(&state.received) {
@@ -251,10 +255,10 @@ impl Watched {
                 }
             }
         }
-        if end {
+        if let Some(what) = end {
             state.closed = true;
             if !link.left.load(Ordering::Acquire) {
-                self.record(link.peer, "died: its connection was closed".into());
+                self.record(link.peer, what);
             }
         }
     }

@@ -35,8 +35,7 @@ fn act(role: &str, communicator: &mut Communicator) -> Result<(), ClusterError> 
         "work" => work(communicator),
         "fail at 1" if rank == 1 => {
             communicator.fail("cat.jpg: not an image");
-            eprintln!("cat.jpg: not an image");
-            std::process::exit(1);
+            Err(ClusterError::Environment("cat.jpg: not an image".into()))
         }
         "panic at 1" if rank == 1 => panic!("an index out of bounds"),
         "fail at 1" | "panic at 1" => work(communicator),

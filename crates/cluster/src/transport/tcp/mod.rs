@@ -151,12 +151,12 @@ impl Transport for Tcp {
             for peer in 0..self.sockets.len() {
                 if let Some(message) = sending.iter_mut().find(|message| message.to == peer && !message.is_complete()) {
                     let step = message.step(self.socket(peer));
-                    progressed |= progress(step).map_err(|()| self.watch.broken_connection(peer))?;
+                    progressed |= progress(step).map_err(|()| self.watch.broken_connection(peer, self.limits))?;
                 }
                 let mut of_peer = receiving.iter_mut().filter(|message| message.from == peer);
                 if let Some(message) = of_peer.find(|message| !message.is_complete()) {
                     let step = message.step(self.socket(peer));
-                    progressed |= progress(step).map_err(|()| self.watch.broken_connection(peer))?;
+                    progressed |= progress(step).map_err(|()| self.watch.broken_connection(peer, self.limits))?;
                     if let Some(sent) = message.mismatch() {
                         return Err(self.watch.record(peer, mismatch(sent, message.bytes.len())));
                     }
