@@ -1,9 +1,11 @@
 //! The trait of architectures, and the handle of any model.
 
 use std::any::Any;
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
+use vit_graph::ops::Parameter;
 use vit_graph::{Graph, GraphError, Tensor};
 
 use crate::config::{Config, Configured};
@@ -233,6 +235,16 @@ impl Architecture {
     /// The model as the struct of its architecture, to be changed.
     pub fn downcast_mut<N: Network>(&mut self) -> Option<&mut N> {
         self.0.as_any_mut().downcast_mut()
+    }
+
+    /// Gives weights with timm's names the names of this model's parameters.
+    pub fn own_names(&self, weights: Weights) -> Result<Weights, GraphError> {
+        let graph = self.build(1, Mode::Inference)?;
+        let renamed =
+            |(_, parameter): (_, &Parameter)| Some((self.timm_name(&parameter.name)?, parameter.name.clone()));
+        let ours: HashMap<String, String> = graph.parameters().filter_map(renamed).collect();
+        let named = |(name, tensor)| (ours.get(&name).cloned().unwrap_or(name), tensor);
+        Ok(Weights { tensors: weights.tensors.into_iter().map(named).collect(), metadata: weights.metadata })
     }
 
     /// Height and width of the image.

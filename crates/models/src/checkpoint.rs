@@ -19,7 +19,7 @@ use crate::hugging_face::{self, ModelType};
 use crate::labels;
 use crate::run::{files_of_model, model_of};
 use crate::weights::safetensors::{self, Dtype};
-use crate::weights::{self, Scheme, Weights, names};
+use crate::weights::{self, Scheme, Tensor, Weights, names};
 
 /// The weights files of a folder, in order of preference.
 const WEIGHTS: [&str; 6] = [
@@ -208,7 +208,7 @@ impl Checkpoint {
     pub fn save(&self, folder: &Path, layout: Layout, dtype: Dtype) -> Result<(), ModelError> {
         let unwritable = |what| ModelError::Folder { path: folder.into(), what };
         let (weights, files) = match layout {
-            Layout::Timm => (self.timm_weights()?, vec![("config.json", config::timm_config(&self.config))]),
+            Layout::Timm => (Cow::Borrowed(&self.weights), vec![("config.json", config::timm_config(&self.config))]),
             Layout::HuggingFace => {
                 let config = config::hugging_face_config(&self.config).map_err(unwritable)?;
                 let preprocessor = config::hugging_face_preprocessor(&self.config);
@@ -217,26 +217,15 @@ impl Checkpoint {
             }
         };
         fs::create_dir_all(folder).map_err(|error| ModelError::Io { path: folder.into(), error })?;
-        let tensors = weights.tensors.iter().map(|(name, t)| (name.as_str(), t.shape.as_slice(), t.data.as_slice()));
+        let names = |name: &str| self.config.architecture.timm_name(name).filter(|_| layout == Layout::Timm);
+        let named: Vec<(Cow<str>, &Tensor)> = weights.renamed(names);
+        let tensors = named.iter().map(|(name, t)| (&**name, t.shape.as_slice(), t.data.as_slice()));
         safetensors::write(&folder.join("model.safetensors"), tensors, dtype, &self.weights.metadata)?;
         for (name, json) in files {
             let path = folder.join(name);
             write_json(&path, &json).map_err(|error| ModelError::Io { path, error })?;
         }
         Ok(())
-    }
-
-    /// The weights under timm's names.
-    fn timm_weights(&self) -> Result<Cow<'_, Weights>, ModelError> {
-        let theirs = |name: &String| self.config.architecture.timm_name(name);
-        if self.weights.tensors.keys().all(|name| theirs(name).is_none()) {
-            return Ok(Cow::Borrowed(&self.weights));
-        }
-        let mut renamed = Weights { metadata: self.weights.metadata.clone(), ..Weights::default() };
-        for (name, tensor) in &self.weights.tensors {
-            renamed.insert(theirs(name).unwrap_or_else(|| name.clone()), tensor.clone())?;
-        }
-        Ok(Cow::Owned(renamed))
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use vit_models::vit::{Pooling, RotaryAngles, Vit};
 use vit_models::weights::names::{hugging_face, jax, timm, torchvision};
 use vit_models::weights::{self, Scheme, Tensor, Weights, canonical};
+use vit_models::{Mode, guess, variant};
 
 fn read(name: &str) -> Weights {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/weights");
@@ -238,4 +240,43 @@ fn other_architectures_pass_unchanged() {
     assert_eq!(Scheme::detect(&resnet), None);
     let (same, scheme) = canonical(resnet.clone()).unwrap();
     assert_eq!((same, scheme), (resnet, Scheme::Timm));
+}
+
+/// Facebook's own file of a DINOv3 model: stacked biases with a mask for those of the keys, registers and layers of SwiGLU
+/// under other names, periods of rotary positions in bf16.
+#[test]
+fn facebooks_dinov3_files_open_under_timms_names() {
+    for (name, gated) in [("vit_tiny_patch16_dinov3_qkvb", false), ("vit_small_plus_patch16_dinov3_qkvb", true)] {
+        let vit = variant(name).unwrap().architecture;
+        let graph = vit.build(1, Mode::Inference).unwrap();
+        let mut theirs = Weights::default();
+        for (_, parameter) in graph.parameters() {
+            let shape = parameter.shape.to_vec();
+            if let Some(attention) = parameter.name.strip_suffix(".q_bias") {
+                theirs.insert(format!("{attention}.qkv.bias"), tensor(&[3 * shape[0]], 0)).unwrap();
+                theirs.insert(format!("{attention}.qkv.bias_mask"), tensor(&[3 * shape[0]], 0)).unwrap();
+            } else if !parameter.name.ends_with(".v_bias") {
+                let original = parameter
+                    .name
+                    .replace("reg_token", "storage_tokens")
+                    .replace("mlp.fc1_g", "mlp.w1")
+                    .replace("mlp.fc1_x", "mlp.w2");
+                let original = if gated { original.replace("mlp.fc2", "mlp.w3") } else { original };
+                theirs.insert(original, Tensor::new(shape, vec![0.5; parameter.shape.elements()]).unwrap()).unwrap();
+            }
+        }
+        theirs.insert("rope_embed.periods", Tensor::new(vec![2], vec![1.0, 1.15625]).unwrap()).unwrap();
+        theirs.insert("mask_token", tensor(&[1, 4], 0)).unwrap();
+        let (ours, scheme) = canonical(theirs).unwrap();
+        assert_eq!(scheme, Scheme::Dinov3 { bf16_periods: true });
+        let found = guess(&ours, scheme).unwrap();
+        assert_eq!(found.name.as_deref(), Some(name));
+        let vit: &Vit = found.architecture.downcast_ref().unwrap();
+        assert_eq!((vit.pooling, vit.dim), (Pooling::Token, ours.tensors["norm.weight"].shape[0]));
+        let periods = vit.rotary.map(|rotary| rotary.angles);
+        assert!(matches!(periods, Some(RotaryAngles::Centred { bf16_periods: true, .. })));
+        // The keys' third is left out.
+        assert_eq!(ours.tensors["blocks.0.attn.q_bias"].data[0], 0.0);
+        assert_eq!(ours.tensors["blocks.0.attn.v_bias"].data[0], 2.0 * vit.dim as f32);
+    }
 }

@@ -10,9 +10,10 @@ use vit_graph::ops::{Activation, Data, Op, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
-use vit_models::layers::{ContinuousBias, ContinuousForm};
+use vit_models::layers::{ContinuousBias, ContinuousForm, Gate, NormKind};
 use vit_models::vit::{
-    BiasSharing, FinalNorm, Pooling, Positions, PositionsOn, Qkv, QkvBias, RelativeBias, RelativeBiasKind, Vit,
+    BiasSharing, CoordinateAugmentation, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias,
+    RelativeBias, RelativeBiasKind, RotaryAngles, RotaryPositions, Vit,
 };
 use vit_models::{Mode, Network, Preprocess, ProblemType};
 
@@ -106,6 +107,76 @@ fn models() -> Vec<Vit> {
     all
 }
 
+/// Models with rotary positions, and with the other options that only timm's `Eva` has.
+fn rotary_models() -> Vec<Vit> {
+    let axial = RotaryPositions::eva02([3, 2]);
+    let augmentation = CoordinateAugmentation { shift: Some(0.2), jitter: Some(1.2), rescale: Some(2.0) };
+    let centred = RotaryAngles::Centred { augmentation, bf16_periods: true };
+    let plain = RotaryAngles::Axial { reference: None };
+    let rotaries = [
+        Some(axial),
+        Some(RotaryPositions { angles: plain, columns_first: true, offset: 1.0, temperature: 100.0, ..axial }),
+        Some(RotaryPositions { angles: centred, ..RotaryPositions::dinov3() }),
+        Some(RotaryPositions { angles: RotaryAngles::Mixed, temperature: 10.0, ..axial }),
+        None,
+    ];
+    let projections = [
+        Qkv::packed(QkvBias::None),
+        Qkv::packed(QkvBias::QueryValue),
+        Qkv::packed(QkvBias::All),
+        Qkv { bias: QkvBias::QueryValue, separate: true },
+        Qkv { bias: QkvBias::All, separate: true },
+    ];
+    let poolings = [
+        (Pooling::Mean, FinalNorm::AfterPooling),
+        (Pooling::Token, FinalNorm::BeforePooling),
+        (Pooling::Map, FinalNorm::BeforePooling),
+    ];
+    let mut all = Vec::new();
+    for (i, rotary) in rotaries.into_iter().enumerate() {
+        for (j, qkv) in projections.into_iter().enumerate() {
+            let turn = 5 * i + j;
+            let on = |bit: usize| turn >> bit & 1 == 1;
+            let learned = rotary.is_some_and(|rotary| rotary.angles == RotaryAngles::Mixed);
+            let gate = [Gate::None, Gate::Packed, Gate::Separate][turn % 3];
+            let (pooling, final_norm) = poolings[turn / 2 % 3];
+            all.push(Vit {
+                lineage: Lineage::Eva,
+                image_size: [8, 12],
+                patch_size: [4, 4],
+                channels: 2,
+                classes: 3,
+                dim: 8,
+                depth: 2,
+                heads: 2,
+                mlp_dim: 11,
+                gate,
+                activation: if gate == Gate::None { Activation::Gelu } else { Activation::Silu },
+                mlp_norm: gate == Gate::Separate && on(1),
+                registers: [0, 2][turn % 2],
+                pooling,
+                final_norm,
+                pool_prefix: pooling == Pooling::Map,
+                pool_heads: (pooling == Pooling::Map).then_some(4),
+                pool_mlp_dim: (pooling == Pooling::Map).then_some(16),
+                positions: if on(2) { Positions::Learned } else { Positions::None },
+                positions_on: if on(0) { PositionsOn::Patches } else { PositionsOn::AllTokens },
+                rotary,
+                qkv,
+                key_value_heads: if qkv.separate && !learned && on(0) { vec![2, 1] } else { Vec::new() },
+                qk_norm: on(3),
+                attention_norm: on(1),
+                layer_scale: on(2).then_some(0.5),
+                attention_only_layer_scale: on(0),
+                norm: if on(4) { NormKind::Rms } else { NormKind::Layer },
+                norm_epsilon: if on(3) { 1e-5 } else { 1e-6 },
+                ..Vit::default()
+            });
+        }
+    }
+    all
+}
+
 /// Initial parameters with noise, so that zeros and ones hide no mistake; and an image.
 fn values(graph: &Graph) -> BTreeMap<String, Vec<f32>> {
     let mut values = BTreeMap::new();
@@ -159,7 +230,7 @@ fn compare(device: &Cpu, graph: &Graph, tolerance: f64, what: &dyn std::fmt::Deb
 #[test]
 fn the_cpu_computes_what_the_reference_does() {
     let device = Cpu::new(Some(2));
-    let all = models();
+    let all = [models(), rotary_models()].concat();
     assert!(all.len() > 350, "{}", all.len());
     for vit in &all {
         let mut graph = vit.build(2, Mode::Inference).unwrap_or_else(|e| panic!("{e} in {vit:?}"));
@@ -199,14 +270,15 @@ fn training(vit: &Vit) -> Graph {
 #[test]
 fn every_parameter_has_a_gradient() {
     let device = Cpu::new(Some(2));
-    for vit in models().iter().step_by(3) {
+    for vit in models().iter().step_by(3).chain(&rotary_models()) {
         let graph = training(vit);
         let found = compare(&device, &graph, 2e-4, vit);
         for (_, parameter) in graph.parameters() {
             let gradient = &found[&format!("grad.{}", parameter.name)];
             let largest = gradient.data().iter().fold(0.0, |m: f64, g| m.max(g.abs()));
             // A bias common to all keys does not change the attention weights.
-            let none = parameter.name.ends_with(".k_norm.bias")
+            let none = (parameter.name.ends_with(".k_norm.bias") && vit.rotary.is_none())
+                || (parameter.name.ends_with(".k_proj.bias") && vit.rotary.is_none() && !vit.qk_norm)
                 || (parameter.name.ends_with("rel_pos.mlp.fc2.bias") && vit.prefix_tokens() == 0);
             assert_eq!(largest < 1e-9, none, "{} has up to {largest:e} in {vit:?}", parameter.name);
             assert!(gradient.data().iter().all(|g| g.is_finite()));
@@ -216,7 +288,7 @@ fn every_parameter_has_a_gradient() {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    for vit in models().iter().step_by(29) {
+    for vit in models().iter().step_by(29).chain(rotary_models().iter().step_by(3)) {
         // Finite differences are wrong across the kink of a ReLU.
         let smooth = if vit.activation == Activation::Relu { Activation::Gelu } else { vit.activation };
         let vit = Vit { activation: smooth, ..vit.clone() };
@@ -257,7 +329,7 @@ fn nothing_is_random_in_inference() {
 
 #[test]
 fn timms_form_holds_every_option() {
-    for vit in models() {
+    for vit in [models(), rotary_models()].concat() {
         let preprocessing = Preprocess { image_size: vit.image_size, ..Preprocess::inception() };
         let config = Config {
             name: None,

@@ -155,6 +155,29 @@ fn configure_pooling(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
+/// Options that this class does not have: they could not be written.
+pub(super) fn contradiction(vit: &Vit) -> Option<String> {
+    let activation = if vit.gate == Gate::None { Activation::Gelu } else { Activation::Silu };
+    let aligned = vit.gate == Gate::Separate && !vit.mlp_norm;
+    let (what, _) = [
+        ("convolutional stages before the encoder", vit.backbone.is_some()),
+        ("a norm on the patch embeddings", vit.patch_norm),
+        ("projections without biases", !vit.projection_bias),
+        ("blocks with several branches", !matches!(vit.block, BlockKind::PreNorm | BlockKind::PostNorm)),
+        ("relative positions", vit.relative_bias.is_some()),
+        ("differential attention", vit.differential),
+        ("other activations than GELU, or SiLU of a gate", vit.activation != activation),
+        (
+            "separate gates without a norm in blocks with norms at their end",
+            aligned && vit.block == BlockKind::PostNorm,
+        ),
+        ("pooling over all tokens but by attention", vit.pool_prefix != (vit.pooling == Pooling::Map)),
+    ]
+    .into_iter()
+    .find(|(_, present)| *present)?;
+    Some(format!("timm's class Eva has no option for {what}"))
+}
+
 /// The rotary positions of the class without arguments.
 const PLAIN: RotaryPositions = RotaryPositions {
     angles: RotaryAngles::Axial { reference: None },

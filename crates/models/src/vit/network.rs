@@ -3,7 +3,7 @@
 use vit_graph::Tensor;
 
 use super::{
-    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, guess, misfit,
+    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, eva, guess, misfit,
     positions, relative, variants,
 };
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
@@ -231,6 +231,9 @@ impl Vit {
                 "the heads of differential attention have two halves, not {}",
                 self.dim / heads.max(1)
             ));
+        }
+        if let Some(reason) = eva::contradiction(self).filter(|_| self.lineage == Lineage::Eva) {
+            return Some(reason);
         }
         if self.qkv.separate && matches!(self.block, BlockKind::Parallel) {
             return Some("a block with attention and MLP side by side has one projection for all of them".into());

@@ -25,6 +25,7 @@ pub mod safetensors;
 mod strided;
 mod zip;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::Path;
@@ -72,6 +73,12 @@ impl Weights {
     /// Removes and returns the tensor of that name, or an error that names it.
     pub fn take(&mut self, name: &str) -> Result<Tensor, WeightsError> {
         self.tensors.remove(name).ok_or_else(|| WeightsError::Missing { name: name.into() })
+    }
+
+    /// Every tensor, under another name where `names` has one.
+    pub fn renamed(&self, names: impl Fn(&str) -> Option<String>) -> Vec<(Cow<'_, str>, &Tensor)> {
+        let new = |name| names(name).map_or(Cow::Borrowed(name), Cow::Owned);
+        self.tensors.iter().map(|(name, tensor)| (new(name.as_str()), tensor)).collect()
     }
 
     /// Name, shape and values of every tensor, as [`safetensors::write`] takes them.

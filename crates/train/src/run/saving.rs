@@ -230,11 +230,12 @@ fn write(disk: &impl Disk, folder: &Path, checkpoint: &impl CheckpointSource) ->
         manifest.add(name, hashed);
         Ok::<_, SaveError>(())
     };
-    file(WEIGHTS, FileContent::Tensors(&*checkpoint.weights()?))?;
+    let timm_name = |name: &str| checkpoint.config().architecture.timm_name(name);
+    file(WEIGHTS, FileContent::Tensors { tensors: &*checkpoint.weights()?, names: &timm_name })?;
     file(CONFIG, FileContent::Text(&format!("{:#}\n", timm_config(checkpoint.config()))))?;
     let optimiser = checkpoint.optimiser()?;
     if !optimiser.tensors.is_empty() {
-        file(OPTIMISER, FileContent::Tensors(&optimiser))?;
+        file(OPTIMISER, FileContent::Tensors { tensors: &optimiser, names: &|_| None })?;
     }
     drop(optimiser);
     file(STATE, FileContent::Text(&state))?;
@@ -243,7 +244,7 @@ fn write(disk: &impl Disk, folder: &Path, checkpoint: &impl CheckpointSource) ->
 }
 
 enum FileContent<'a> {
-    Tensors(&'a Weights),
+    Tensors { tensors: &'a Weights, names: &'a dyn Fn(&str) -> Option<String> },
     Text(&'a str),
 }
 
@@ -253,13 +254,13 @@ fn write_file(disk: &impl Disk, path: &Path, content: FileContent) -> Result<man
     let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, file));
     match content {
         FileContent::Text(text) => out.write_all(text.as_bytes()).map_err(io)?,
-        FileContent::Tensors(tensors) => {
-            safetensors::write_to(&mut out, tensors.iter(), Dtype::F32, &tensors.metadata).map_err(
-                |error| match error {
-                    WeightsError::Io(error) => io(error),
-                    error => SaveError::Tensors { path: path.into(), error },
-                },
-            )?;
+        FileContent::Tensors { tensors, names } => {
+            let named = tensors.renamed(names);
+            let each = named.iter().map(|(name, t)| (&**name, t.shape.as_slice(), t.data.as_slice()));
+            safetensors::write_to(&mut out, each, Dtype::F32, &tensors.metadata).map_err(|error| match error {
+                WeightsError::Io(error) => io(error),
+                error => SaveError::Tensors { path: path.into(), error },
+            })?;
         }
     }
     let (out, entry) = out.finish();
@@ -268,11 +269,12 @@ fn write_file(disk: &impl Disk, path: &Path, content: FileContent) -> Result<man
     Ok(entry)
 }
 
-/// Reads a folder whose manifest was verified. Tensors keep their names.
+/// Reads a folder whose manifest was verified.
 fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
     let weights = safetensors::read(&folder.join(WEIGHTS)).map_err(|error| error.to_string())?;
     let config = read_config(folder).map_err(|error| error.to_string())?;
     let config = config.ok_or_else(|| format!("{CONFIG} is missing"))?;
+    let weights = config.architecture.own_names(weights).map_err(|error| error.to_string())?;
     let optimiser = if manifest.contains(OPTIMISER) {
         safetensors::read(&folder.join(OPTIMISER)).map_err(|error| error.to_string())?
     } else {

@@ -12,16 +12,14 @@ const INSIDE: [(&str, &str); 6] = [
     (".mlp.w3.", ".mlp.fc2."),
 ];
 
-/// Whether a tensor is a table of rotary positions, which follows from the configuration. Learned frequencies are
-/// parameters.
-fn is_rotary_table(name: &str) -> bool {
-    name != "rope.freqs" && (name.starts_with("rope") || name.contains(".rope."))
-}
+/// Tables of rotary positions, which follow from the configuration.
+const ROTARY_TABLES: [&str; 3] = ["rope_embed.periods", "rope.freqs_cos", "rope.freqs_sin"];
 
 /// A name in timm's form; `None` for tensors that inference does not need.
 pub(super) fn canonical_name(name: &str) -> Option<String> {
     // DINOv3's local crops have their own norm in pre-training.
-    if is_rotary_table(name) || name.ends_with(".qkv.bias_mask") || name.starts_with("local_cls_norm.") {
+    let table = ROTARY_TABLES.iter().any(|table| name.ends_with(table));
+    if table || name.ends_with(".qkv.bias_mask") || name.starts_with("local_cls_norm.") {
         return None;
     }
     if name == "storage_tokens" {
