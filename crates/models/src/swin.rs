@@ -1,6 +1,7 @@
 //! Swin Transformer (Liu et al., 2021): attention inside windows, shifted in every second block, and patch merging between
 //! stages. Swin V2 (Liu et al., 2022) has other norms and another attention. Parameters have timm's names.
 
+mod misfit;
 mod timm;
 mod v2;
 mod variants;
@@ -209,6 +210,10 @@ impl Network for Swin {
 
     fn patches(&self) -> Option<PatchGrid> {
         Some(PatchGrid { grid: self.grid(), size: Some(self.patch_size) })
+    }
+
+    fn options_of(&self, parameter: &str) -> Option<String> {
+        misfit::options(self, parameter)
     }
 
     fn position_layout(&self, parameter: &str) -> Option<PositionLayout> {

@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use support::{Scene, assert_same, options, recipe, settings, write_images};
 use vit_cpu::Cpu;
 use vit_data::Samples;
+use vit_models::swin::{Swin, SwinVersion};
 use vit_models::vit::{CoordinateAugmentation, RotaryAngles, RotaryPositions, Vit};
 use vit_models::weights::safetensors::Dtype;
 use vit_models::weights::{Scheme, Tensor, Weights};
@@ -68,13 +69,20 @@ fn a_run_with_lion_is_resumed_to_the_same_bits() {
 }
 
 /// A small model of a published one's form, with random changes of its coordinates where it has them, in a new folder.
-fn small_rotary_model(published: &str, folder: &Path) {
+fn small_model(published: &str, folder: &Path) {
     let mut variant = vit_models::variant(published).unwrap();
-    let vit: &mut Vit = variant.architecture.downcast_mut().unwrap();
-    (vit.image_size, vit.patch_size, vit.classes) = ([16, 16], [4, 4], 5);
-    (vit.dim, vit.depth, vit.heads, vit.mlp_dim) = (48, 2, 3, 64);
-    if let Some(RotaryPositions { angles: RotaryAngles::Centred { augmentation, .. }, .. }) = &mut vit.rotary {
-        *augmentation = CoordinateAugmentation { shift: Some(0.1), jitter: Some(1.1), rescale: Some(2.0) };
+    if let Some(vit) = variant.architecture.downcast_mut::<Vit>() {
+        (vit.image_size, vit.patch_size, vit.classes) = ([16, 16], [4, 4], 5);
+        (vit.dim, vit.depth, vit.heads, vit.mlp_dim) = (48, 2, 3, 64);
+        if let Some(RotaryPositions { angles: RotaryAngles::Centred { augmentation, .. }, .. }) = &mut vit.rotary {
+            *augmentation = CoordinateAugmentation { shift: Some(0.1), jitter: Some(1.1), rescale: Some(2.0) };
+        }
+    }
+    if let Some(swin) = variant.architecture.downcast_mut::<Swin>() {
+        (swin.image_size, swin.patch_size, swin.classes) = ([16, 16], [2, 2], 5);
+        (swin.widths, swin.depths, swin.heads) = (vec![24, 48], vec![2, 1], vec![3, 6]);
+        (swin.windows, swin.mlp_ratios, swin.head_dims) = (vec![[4, 4]; 2], vec![2.0; 2], vec![None; 2]);
+        swin.version = SwinVersion::V2 { pretrained_windows: vec![None, Some([2, 2])] };
     }
     let mut weights = Weights::default();
     for (_, parameter) in variant.architecture.build(1, Mode::Inference).unwrap().parameters() {
@@ -95,11 +103,18 @@ fn small_rotary_model(published: &str, folder: &Path) {
 }
 
 #[test]
-fn models_with_rotary_positions_are_fine_tuned_and_resumed_to_the_same_bits() {
+fn published_forms_are_fine_tuned_and_resumed_to_the_same_bits() {
     let scene = Scene::new();
-    for published in ["vit_small_patch16_dinov3", "eva02_tiny_patch14_224", "vit_small_patch16_rope_mixed_224"] {
+    for published in [
+        "vit_small_patch16_dinov3",
+        "eva02_tiny_patch14_224",
+        "vit_small_patch16_rope_mixed_224",
+        "beit_base_patch16_224",
+        "vit_srelpos_small_patch16_224",
+        "swinv2_base_window12to16_192to256",
+    ] {
         let folder = scene.folder.path().join(published);
-        small_rotary_model(published, &folder);
+        small_model(published, &folder);
         let begin = |name: &str, stop| {
             let model = folder.display().to_string();
             scene.begin_from(ModelChoice::Checkpoint(&folder), &model, name, recipe(&STATEFUL), 2, stop).unwrap()

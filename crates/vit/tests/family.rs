@@ -112,7 +112,12 @@ fn a_table_of_another_size_is_named() {
     weights.tensors.insert(name.into(), Tensor::new(vec![40, 4], vec![0.5; 160]).unwrap());
     write(&path, &weights);
     let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string();
-    assert!(["relative_position_bias_table", "[40, 4]", "[48, 4]"].iter().all(|part| error.contains(part)), "{error}");
+    assert!(
+        ["relative_position_bias_table", "[40, 4]", "[48, 4]", "`num_heads` 4, `img_size` 24x40"]
+            .iter()
+            .all(|part| error.contains(part)),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Which options decide whether a parameter exists and what shape it has, for the messages about files that do not fit.
 
 use super::timm::pooling;
-use super::{FinalNorm, Lineage, Positions, PositionsOn, QkvBias, Vit};
+use super::{BiasSharing, FinalNorm, Lineage, Positions, PositionsOn, QkvBias, RelativeBiasKind, Vit, relpos};
 use crate::layers::{Gate, NormKind};
 
 /// The options behind a parameter with their values, by timm's names: ``"`embed_dim` 384, `num_heads` 6"``.
@@ -53,6 +53,7 @@ pub(super) fn options(vit: &Vit, parameter: &str) -> Option<String> {
             _ if part.starts_with("attn.norm") => {
                 vec![width, flag(if eva { "scale_attn_inner" } else { "scale_attn_norm" }, vit.attention_norm)]
             }
+            _ if part.starts_with("attn.rel_pos.") => relative(vit),
             _ if part.starts_with("attn.proj") => vec![width],
             _ if part.starts_with("mlp.norm") => {
                 vec![hidden(), flag(if eva { "scale_mlp" } else { "scale_mlp_norm" }, vit.mlp_norm)]
@@ -65,7 +66,6 @@ pub(super) fn options(vit: &Vit, parameter: &str) -> Option<String> {
         },
         ("pos_embed", _) => {
             let learned = (if eva { "use_abs_pos_emb" } else { "pos_embed" }, vit.positions == Positions::Learned);
-            let size = |[height, width]: [usize; 2]| format!("{height}x{width}");
             vec![
                 width,
                 ("img_size", size(vit.image_size)),
@@ -75,6 +75,7 @@ pub(super) fn options(vit: &Vit, parameter: &str) -> Option<String> {
                 flag(learned.0, learned.1),
             ]
         }
+        _ if parameter.starts_with("shared_rel_pos.") => relative(vit),
         ("cls_token", _) => vec![width, flag("class_token", vit.class_token)],
         ("reg_token", _) => {
             vec![width, (if eva { "num_reg_tokens" } else { "reg_tokens" }, vit.registers.to_string())]
@@ -103,4 +104,32 @@ pub(super) fn options(vit: &Vit, parameter: &str) -> Option<String> {
     };
     let options: Vec<String> = found.iter().map(|(name, value)| format!("`{name}` {value}")).collect();
     Some(options.join(", "))
+}
+
+fn size([height, width]: [usize; 2]) -> String {
+    format!("{height}x{width}")
+}
+
+/// The options behind relative position biases.
+fn relative(vit: &Vit) -> Vec<(&'static str, String)> {
+    let sharing = vit.relative_bias.map(|bias| bias.sharing);
+    let own = matches!(sharing, Some(BiasSharing::PerBlock | BiasSharing::Both));
+    let shared = matches!(sharing, Some(BiasSharing::Shared | BiasSharing::Both));
+    let mut options = vec![("num_heads", vit.heads.to_string())];
+    match vit.relative_bias.map(|bias| bias.kind) {
+        Some(RelativeBiasKind::Continuous(network)) => {
+            options.extend([
+                ("rel_pos_type", relpos::kind(network.form).to_string()),
+                ("rel_pos_dim", network.hidden.to_string()),
+            ]);
+        }
+        _ => options.extend([("img_size", size(vit.image_size)), ("patch_size", size(vit.patch_size))]),
+    }
+    match vit.lineage {
+        Lineage::Beit => {
+            options.extend([("use_rel_pos_bias", own.to_string()), ("use_shared_rel_pos_bias", shared.to_string())])
+        }
+        _ => options.push(("shared_rel_pos", shared.to_string())),
+    }
+    options
 }
