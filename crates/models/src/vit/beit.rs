@@ -87,7 +87,8 @@ pub(super) fn configure(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
         None => (vit.pooling, vit.final_norm),
         Some("avg") => (Pooling::Mean, FinalNorm::AfterPooling),
         Some("token") => (Pooling::Token, FinalNorm::BeforePooling),
-        Some(other) => return Err(format!("timm's option `global_pool` should be avg or token, not `{other}`")),
+        Some("") => (Pooling::None, FinalNorm::BeforePooling),
+        Some(other) => return Err(format!("timm's option `global_pool` should be avg, token or empty, not `{other}`")),
     };
     args.finish(&[&IGNORED[..], &["head_init_scale"]].concat())
 }

@@ -40,6 +40,8 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     let depth = (0..).take_while(|&index| has_block(index)).count();
     let block = match (0..).take_while(|i| has(&first(&format!("attns.{i}.norm.weight")))).count() {
         0 if has(&first("in_norm.weight")) => BlockKind::Parallel,
+        // With biases by an MLP, published models have layer scale or norms in its place.
+        0 if has(&first("attn.rel_pos.mlp.fc1.weight")) && !has(&first("ls1.gamma")) => BlockKind::PostNorm,
         0 => BlockKind::PreNorm,
         branches => BlockKind::Branches(branches),
     };
@@ -75,6 +77,12 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     };
     let [norm, norm_bias] = ["weight", "bias"].map(|part| has(&first(&format!("{norm}.{part}"))));
     let (pre_norm, attention_norm) = (has("norm_pre.weight"), block == BlockKind::PreNorm && has(&attn("norm.weight")));
+    let relative_bias = relative_bias(weights);
+    let lineage = match qkv_bias {
+        QkvBias::QueryValue => Lineage::Beit,
+        _ if relative_bias.is_some() && !has("pos_embed") && !has("reg_token") => Lineage::RelPos,
+        _ => Lineage::VisionTransformer,
+    };
     let mut vit = Vit {
         patch_size: if has("patch_embed.proj.weight") { [ph, pw] } else { [1, 1] },
         backbone: backbone.map(|(stages, _)| Box::new(stages)),
@@ -103,8 +111,8 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         projection_bias: [attn("proj.bias"), first("attn_out_proj.bias"), first("out_proj.bias")]
             .iter()
             .any(|n| has(n)),
-        relative_bias: relative_bias(weights),
-        lineage: if qkv_bias == QkvBias::QueryValue { Lineage::Beit } else { Lineage::VisionTransformer },
+        relative_bias,
+        lineage,
         qk_norm: head_dim.is_some(),
         differential,
         attention_norm,
@@ -134,6 +142,8 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
     }
     let preprocessing = preprocessing(&vit, scheme);
     let name = variants::variants().into_iter().find(|v| v.architecture == vit.clone().into()).map(|v| v.name);
+    // BEiT and BEiT v2 differ in their preprocessing alone.
+    let name = name.filter(|_| lineage != Lineage::Beit);
     Some(Config {
         name,
         architecture: vit.into(),

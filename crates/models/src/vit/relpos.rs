@@ -110,7 +110,8 @@ pub(super) fn configure(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
         None => vit.pooling,
         Some("avg") => Pooling::Mean,
         Some("token") => Pooling::Token,
-        Some(other) => return Err(format!("timm's option `global_pool` should be avg or token, not `{other}`")),
+        Some("") => Pooling::None,
+        Some(other) => return Err(format!("timm's option `global_pool` should be avg, token or empty, not `{other}`")),
     };
     if let Some(after) = args.flag("fc_norm")? {
         vit.final_norm = if after { FinalNorm::AfterPooling } else { FinalNorm::BeforePooling };
