@@ -1,17 +1,20 @@
 //! int8 quantisation of linear layers.
 
 use super::GraphCopy;
+use crate::analysis::constant_nodes;
 use crate::memory::storage;
 use crate::ops::{Linear, Op, Operation};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// [`Linear`] → `Linear` with `int8`, where the weights are parameters. The first layer, which reads the image, and
-/// those whose result is an output of the graph stay in f32, since quantising them costs the most accuracy.
+/// those whose result is an output of the graph stay in f32, since quantising them costs the most accuracy; so do those that
+/// a device computes once (the MLP of relative positions).
 pub fn quantise_int8(graph: &Graph) -> Result<Graph, GraphError> {
+    let constant = constant_nodes(graph);
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match node.op {
-            Op::Linear(linear) if is_quantisable(graph, id) => {
+            Op::Linear(linear) if !constant[id] && is_quantisable(graph, id) => {
                 let op = Linear { int8: true, ..linear };
                 let inputs = copy.inputs(node);
                 let added = copy.new.add_like(node, op, &inputs)?;
