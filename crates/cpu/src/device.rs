@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
+use vit_graph::exchange::Exchange;
 use vit_graph::{Graph, GraphError, Hint, rewrite};
 use vit_system::host::FreeMemory;
 
+use crate::exchange::ExchangeThread;
 use crate::executable::{CpuExecutable, LoweredGraph, SharedBuffers, SharedStorage};
 use crate::isa::Isa;
 use crate::thread_pool::ThreadPool;
@@ -17,6 +19,8 @@ pub(crate) struct Processor {
     pub pool: ThreadPool,
     /// Constants of the executables that [`Device::compile_shared`] compiled.
     pub shared: Arc<SharedBuffers>,
+    /// Sums over several processes; `None` in a single one.
+    pub exchange: Option<ExchangeThread>,
 }
 
 /// The CPU device. All executables that it compiles share its threads.
@@ -36,10 +40,20 @@ impl Cpu {
     /// # Panics
     /// If this machine does not have it.
     pub fn with_isa(isa: Isa, threads: Option<usize>) -> Self {
+        Cpu::build(isa, threads, None)
+    }
+
+    /// As [`Cpu::new`], in one of several processes that train together.
+    pub fn with_exchange(threads: Option<usize>, exchange: Arc<dyn Exchange>) -> Self {
+        let several = exchange.processes() > 1;
+        Cpu::build(Isa::detect(), threads, several.then(|| ExchangeThread::new(exchange)))
+    }
+
+    fn build(isa: Isa, threads: Option<usize>, exchange: Option<ExchangeThread>) -> Self {
         assert!(isa.is_available(), "this CPU has no {isa}");
         let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let pool = ThreadPool::new(threads.unwrap_or_else(cores).max(1));
-        Cpu { processor: Arc::new(Processor { isa, pool, shared: Arc::default() }) }
+        Cpu { processor: Arc::new(Processor { isa, pool, shared: Arc::default(), exchange }) }
     }
 
     /// The instruction set in use.

@@ -29,6 +29,7 @@ mod channel_norm;
 mod conv;
 mod cosine;
 mod device;
+mod exchange;
 mod executable;
 pub mod gemm;
 pub mod int8;

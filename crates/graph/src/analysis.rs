@@ -16,7 +16,7 @@ pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
             Op::Input(_) => false,
             Op::Constant(_) => true,
             Op::Parameter(_) => !updated.contains(&id),
-            _ => !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
+            _ => node.op.is_repeatable() && !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
         };
     }
     constant

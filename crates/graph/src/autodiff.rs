@@ -5,13 +5,30 @@ use crate::{Graph, GraphError, NodeId, Phase, Value};
 
 /// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on it.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
-    differentiate(graph, loss, wrt, &vec![None; wrt.len()])
+    differentiate(graph, loss, wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
 }
 
 /// Adds the gradients of a scalar `loss` to `sums`, each as soon as it is computed, so that its memory can be reused.
 /// `wrt` must be parameters: the sum of any other value would be propagated to that value's inputs.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
-    differentiate(graph, loss, wrt, &sums.iter().copied().map(Some).collect::<Vec<_>>())
+    let sums: Vec<Option<Value>> = sums.iter().copied().map(Some).collect();
+    differentiate(graph, loss, wrt, &sums, &mut |_, _, gradient| Ok(gradient))
+}
+
+/// Replaces the gradient of `wrt[index]` by what it returns.
+pub type Finish<'a> = &'a mut dyn FnMut(&mut Graph, usize, Value) -> Result<Value, GraphError>;
+
+/// As [`add_gradients`], or [`gradients`] without `sums`; `finish` is called for each gradient as soon as it is complete.
+/// The nodes that it adds thus run during the backward pass.
+pub fn finish_gradients(
+    graph: &mut Graph,
+    loss: Value,
+    wrt: &[Value],
+    sums: Option<&[Value]>,
+    finish: Finish,
+) -> Result<Vec<Value>, GraphError> {
+    let sums = sums.map_or(vec![None; wrt.len()], |sums| sums.iter().copied().map(Some).collect());
+    differentiate(graph, loss, wrt, &sums, finish)
 }
 
 fn differentiate(
@@ -19,6 +36,7 @@ fn differentiate(
     loss: Value,
     wrt: &[Value],
     sums: &[Option<Value>],
+    finish: Finish,
 ) -> Result<Vec<Value>, GraphError> {
     if graph.shape(loss).elements() != 1 {
         return Err(GraphError::Gradient {
@@ -38,6 +56,14 @@ fn differentiate(
     for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= loss.node) {
         upstream[v.node][v.output] = *sum;
     }
+
+    // A gradient is complete after the first node that reads the value, which the backward pass visits last.
+    let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); loss.node + 1];
+    for (i, v) in wrt.iter().enumerate() {
+        let reads = |node: &NodeId| differentiated[*node] && graph.node(*node).inputs.contains(v);
+        (0..=loss.node).find(reads).into_iter().for_each(|node| first_readers[node].push(i));
+    }
+    let mut finished: Vec<Option<Value>> = vec![None; wrt.len()];
 
     for node in (0..=loss.node).rev() {
         if !differentiated[node] || upstream[node].iter().all(Option::is_none) {
@@ -60,19 +86,28 @@ fn differentiate(
                 None => gradient,
             });
         }
+        for &i in &first_readers[node] {
+            if let Some(gradient) = upstream[wrt[i].node][wrt[i].output] {
+                finished[i] = Some(finish(graph, i, gradient)?);
+            }
+        }
         graph.leave();
     }
-    graph.set_phase(phase);
-    wrt.iter()
-        .zip(sums)
-        .map(|(v, sum)| match upstream.get(v.node).and_then(|outputs| outputs[v.output]).or(*sum) {
-            Some(gradient) => Ok(gradient),
+    for (i, v) in wrt.iter().enumerate() {
+        if finished[i].is_some() {
+            continue;
+        }
+        let gradient = match upstream.get(v.node).and_then(|outputs| outputs[v.output]).or(sums[i]) {
+            Some(gradient) => gradient,
             None => {
                 let shape = graph.shape(*v).clone();
-                graph.fill(shape, 0.0)
+                graph.fill(shape, 0.0)?
             }
-        })
-        .collect()
+        };
+        finished[i] = Some(finish(graph, i, gradient)?);
+    }
+    graph.set_phase(phase);
+    Ok(finished.into_iter().flatten().collect())
 }
 
 /// Which nodes up to `last` depend on one of `wrt`.

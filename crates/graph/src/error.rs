@@ -61,6 +61,9 @@ pub enum GraphError {
         /// What can be done about it.
         hints: Vec<Hint>,
     },
+    /// The exchange with other processes failed.
+    #[error("{0}")]
+    Exchange(String),
     /// A graph needs more memory than is free.
     #[error("{device}: {what}{}", Hints(hints))]
     Memory {

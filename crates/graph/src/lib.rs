@@ -27,6 +27,7 @@ pub mod batch_size;
 pub mod cost;
 pub mod device;
 mod error;
+pub mod exchange;
 mod graph;
 mod hint;
 mod init;

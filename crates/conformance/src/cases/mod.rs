@@ -4,6 +4,7 @@
 mod arithmetic;
 mod attention;
 mod convolution;
+mod exchange;
 mod linear;
 mod loss;
 mod movement;
@@ -28,6 +29,7 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
     movement::table(&mut table);
     loss::table(&mut table);
     optimise::table(&mut table);
+    exchange::table(&mut table);
     table.finish()
 }
 

@@ -1,6 +1,7 @@
 //! A graph that is ready to run on the CPU: kernels with the addresses of their operands, all temporaries in one arena.
 
 mod constants;
+mod exchanged;
 mod lowered_graph;
 mod shared;
 mod step;
@@ -15,6 +16,7 @@ use vit_graph::{GraphError, NodeId, Type, Value};
 use crate::buffer::Buffer;
 use crate::device::Processor;
 use constants::{ConstantBuffers, Constants};
+use exchanged::Exchanges;
 pub(crate) use lowered_graph::LoweredGraph;
 pub(crate) use shared::{SharedBuffers, SharedStorage};
 use step::{Addresses, KernelStep};
@@ -24,6 +26,7 @@ const DEVICE: &str = "cpu";
 pub(crate) struct CpuExecutable {
     processor: Arc<Processor>,
     steps: Vec<KernelStep>,
+    exchanges: Exchanges,
     arena: Buffer,
     constants: Constants,
     buffers: ConstantBuffers,
@@ -58,12 +61,14 @@ impl CpuExecutable {
         let graph = &constants.graph;
         let arena = Buffer::new(plan.arena_bytes / 4)?;
         let addresses = Addresses { graph, plan: &plan, arena: &arena, constants: &buffers, in_place: &in_place };
-        let (mut steps, mut spares) = (Vec::new(), Vec::new());
+        let (mut nodes, mut steps, mut spares) = (Vec::new(), Vec::new(), Vec::new());
         for (id, lowered) in kernels.into_iter().enumerate() {
             if let Some(lowered) = lowered {
+                nodes.push(id);
                 steps.push(KernelStep::new(&addresses, id, lowered, &mut spares)?);
             }
         }
+        let exchanges = Exchanges::new(&addresses, &nodes);
         let mut updates = Vec::new();
         for &(parameter, new) in graph.updates() {
             let (to, from) = (addresses.of(parameter), addresses.of(new).cast_const());
@@ -85,6 +90,7 @@ impl CpuExecutable {
         Ok(CpuExecutable {
             processor,
             steps,
+            exchanges,
             arena,
             constants,
             buffers,
@@ -95,6 +101,22 @@ impl CpuExecutable {
             updates,
             read_back,
         })
+    }
+
+    fn run_step(&mut self, step: usize) -> Result<(), GraphError> {
+        let Some(thread) = &self.processor.exchange else {
+            self.steps[step].run(&self.processor);
+            return Ok(());
+        };
+        self.exchanges.before(step, thread)?;
+        self.steps[step].run(&self.processor);
+        // SAFETY: `drop` calls `finish` before the arena is freed.
+        unsafe { self.exchanges.after(step, thread) };
+        Ok(())
+    }
+
+    fn finish_exchanges(&mut self) -> Result<(), GraphError> {
+        self.processor.exchange.as_ref().map_or(Ok(()), |thread| self.exchanges.finish(thread))
     }
 
     fn apply_updates(&mut self) {
@@ -136,6 +158,13 @@ impl NamedValues {
     }
 }
 
+impl Drop for CpuExecutable {
+    fn drop(&mut self) {
+        // The exchange must not use memory that is freed. An error cannot be returned from here.
+        self.finish_exchanges().ok();
+    }
+}
+
 impl Executable for CpuExecutable {
     fn write(&mut self, input: &str, elements: Elements) -> Result<(), GraphError> {
         let (ty, to) = self.inputs.find("input", input)?;
@@ -164,9 +193,8 @@ impl Executable for CpuExecutable {
     }
 
     fn run(&mut self) -> Result<(), GraphError> {
-        for step in &mut self.steps {
-            step.run(&self.processor);
-        }
+        (0..self.steps.len()).try_for_each(|step| self.run_step(step))?;
+        self.finish_exchanges()?;
         self.apply_updates();
         Ok(())
     }
@@ -176,11 +204,12 @@ impl Executable for CpuExecutable {
     }
 
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError> {
-        for (step, seconds) in self.steps.iter_mut().zip(seconds) {
+        for (step, seconds) in (0..self.steps.len()).zip(seconds) {
             let start = Instant::now();
-            step.run(&self.processor);
+            self.run_step(step)?;
             *seconds = start.elapsed().as_secs_f64();
         }
+        self.finish_exchanges()?;
         self.apply_updates();
         Ok(())
     }

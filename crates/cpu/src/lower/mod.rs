@@ -21,7 +21,7 @@ mod rows;
 mod windows;
 
 use vit_graph::Type;
-use vit_graph::ops::{LayerNormGradAdd, Op};
+use vit_graph::ops::{Binary, LayerNormGradAdd, Op};
 
 use crate::device::Processor;
 use crate::isa::Isa;
@@ -154,6 +154,9 @@ pub(crate) fn lower(
         Op::OptimiserUpdate(op) => optimise::optimiser_update(op, &inputs[0]),
         Op::MovingAverage(_) => optimise::moving_average(),
         Op::GuardedUpdate(_) => optimise::guarded_update(),
+        Op::PartSum(_) => arithmetic::binary(Binary::Add, inputs, &outputs[0])?,
+        // The executable sends the copy to the other processes.
+        Op::AllReduce(_) => arithmetic::scale(1.0),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
 }

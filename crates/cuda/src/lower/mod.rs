@@ -25,7 +25,7 @@ mod windows;
 pub(crate) use arithmetic::conversion;
 pub(crate) use attention::{hopper_variants, mma_variants};
 pub(crate) use conv::convolution_variants;
-use vit_graph::ops::{Activation, Dropout, LayerNorm, LayerNormGrad, Op, Operation};
+use vit_graph::ops::{Activation, Binary, Dropout, LayerNorm, LayerNormGrad, Op, Operation};
 use vit_graph::{Hint, Shape};
 
 use crate::Precision;
@@ -308,6 +308,8 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::Activation(op) => rows::activation(*op, e),
         Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
         Op::Binary(op) => arithmetic::elementwise2(op.name(), e)?,
+        Op::PartSum(_) => arithmetic::elementwise2(Binary::Add.name(), e)?,
+        Op::AllReduce(_) => movement::all_reduce(e),
         Op::Unary(op) => arithmetic::elementwise(op.name(), op.parameter(), e),
         Op::Scale(op) => arithmetic::elementwise(op.name(), op.0, e),
         Op::Dropout(op) => rows::dropout(*op, e),

@@ -14,6 +14,7 @@ mod batch_norm;
 mod conv;
 mod cosine;
 mod dropout;
+mod exchange;
 mod fused_conv;
 mod gather;
 mod group_norm;
@@ -39,6 +40,7 @@ pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use cosine::{CosineQkv, CosineQkvGrad, LEAST_LENGTH};
 pub use dropout::{Dropout, Granularity};
+pub use exchange::{AllReduce, PartSum};
 pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
@@ -283,6 +285,8 @@ operations!(
     OptimiserUpdate,
     MovingAverage,
     GuardedUpdate,
+    PartSum,
+    AllReduce,
 );
 
 impl Operation for Op {
