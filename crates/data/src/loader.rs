@@ -4,6 +4,7 @@
 
 mod cache;
 mod order;
+mod parts;
 mod unreadable;
 mod work;
 
@@ -13,6 +14,7 @@ use crate::preprocess::Preprocess;
 use crate::samples::Samples;
 use crate::transform::{Augmentation, TrainTransform, TransformError};
 use order::EpochPlan;
+pub use parts::BatchParts;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -55,6 +57,8 @@ pub enum LabelCount {
 pub struct LoaderSettings {
     /// Samples per batch.
     pub batch: usize,
+    /// The parts that each batch is mixed in, and those that are loaded.
+    pub parts: BatchParts,
     /// The seed of shuffling, augmentation and mixing.
     pub seed: u64,
     /// Threads that decode and transform; 0 for one per core.
@@ -84,6 +88,7 @@ impl LoaderSettings {
     pub fn training(transform: TrainTransform, batch: usize, seed: u64) -> Self {
         Self {
             batch,
+            parts: BatchParts::default(),
             seed,
             threads: 0,
             prefetch: 4,
@@ -139,6 +144,16 @@ pub enum LoaderError {
     /// A batch size of 0.
     #[error("the batch size is 0, it must be at least 1")]
     Batch,
+    /// A batch that cannot be cut into parts of one size.
+    #[error(
+        "a batch of {batch} cannot be cut into {parts} parts of one size; set a batch that is a multiple of {parts}"
+    )]
+    Parts {
+        /// Samples per batch.
+        batch: usize,
+        /// Parts per batch.
+        parts: usize,
+    },
     /// Fewer samples than one batch.
     #[error(
         "the dataset has {samples} training samples, fewer than one batch of {batch}; set a batch of at most {samples}"
@@ -211,7 +226,7 @@ pub enum LoaderError {
 /// A batch. Its buffers return to the loader when it is dropped.
 #[derive(Debug)]
 pub struct Batch {
-    /// Images: `[batch][channel][height][width]`.
+    /// Images: `[batch][channel][height][width]`, of the loaded parts, like everything below.
     pub images: Vec<f32>,
     /// Targets: `[batch][class]`.
     pub targets: Vec<f32>,
@@ -324,7 +339,8 @@ impl Loader {
         if let Some(error) = content.error {
             return Err(error);
         }
-        let (samples, limit) = (self.state.plan.samples, self.state.settings.unreadable);
+        let (parts, limit) = (&self.state.settings.parts, self.state.settings.unreadable);
+        let samples = self.state.plan.samples * parts.own.len() / parts.count;
         self.met.batch(count, content.unreadable, samples, limit)?;
         let BatchBuffers { images, targets, samples, replaced } = content.buffers;
         let pool = self.state.pool.clone();
@@ -379,6 +395,10 @@ fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<EpochPlan, 
     }
     if settings.batch == 0 {
         return Err(LoaderError::Batch);
+    }
+    let parts = settings.parts.count;
+    if parts == 0 || !settings.batch.is_multiple_of(parts) || (parts > 1 && settings.last != LastBatch::Drop) {
+        return Err(LoaderError::Parts { batch: settings.batch, parts });
     }
     settings.mix.validate()?;
     for index in 0..samples.len() {

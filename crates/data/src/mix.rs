@@ -1,6 +1,7 @@
 //! Mixup (Zhang et al., 2017) and CutMix (Yun et al., 2019): every image of a batch is blended with, or gets a
-//! rectangle of, its partner in the reversed batch; the targets are blended in the same proportion. The arithmetic is
-//! that of timm's per-batch mode; the choices are a function of seed and step. Everything happens in place.
+//! rectangle of, its partner in the reversed batch, or in the reversed part of a batch that is cut into parts; the
+//! targets are blended in the same proportion. The arithmetic is that of timm's per-batch mode; the choices are a
+//! function of seed and step. Everything happens in place.
 
 use crate::augment::{CropBox, SampleRandom};
 use serde::{Deserialize, Serialize};

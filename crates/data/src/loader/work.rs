@@ -30,6 +30,8 @@ pub(super) struct LoaderState {
     pub(super) pool: Arc<BufferPool>,
     cache: ImageCache,
     known: KnownUnreadable,
+    /// The places of a batch that are loaded.
+    places: Range<usize>,
     /// Samples of a task; the last task of a batch may have fewer or none.
     per_task: usize,
     tasks_per_batch: usize,
@@ -82,14 +84,16 @@ impl LoaderState {
         start: BatchPosition,
     ) -> Self {
         let fitting = VALUES_PER_TASK / settings.transform.output_len().max(1);
-        let per_task = fitting.min(settings.batch.div_ceil(threads)).clamp(1, 32);
-        let tasks_per_batch = settings.batch.div_ceil(per_task);
+        let places = settings.parts.places(settings.batch);
+        let per_task = fitting.min(places.len().div_ceil(threads)).clamp(1, 32);
+        let tasks_per_batch = places.len().div_ceil(per_task);
         let task = |step: u64| step.saturating_mul(tasks_per_batch as u64);
         let end = settings.epochs.map_or(u64::MAX, |epochs| task(epochs.saturating_mul(plan.batches())));
         let tasks = task(plan.step(start))..end;
         Self {
             cache: ImageCache::new(samples.len(), settings.cache_bytes),
             known: KnownUnreadable::default(),
+            places,
             per_task,
             tasks_per_batch,
             queue: OrderedQueue::new(tasks, settings.prefetch.max(1) * tasks_per_batch),
@@ -143,7 +147,7 @@ impl LoaderState {
         opening.orders.retain(|(epoch, _)| *epoch >= position.epoch);
         let order = self.order(position.epoch, opening);
         self.announce(step, opening);
-        let count = self.plan.count(position.batch);
+        let count = self.count(position);
         let rows = if self.settings.last == super::LastBatch::Padded { self.settings.batch } else { count };
         let mut buffers = self.pool.take();
         let length = self.settings.transform.output_len();
@@ -168,16 +172,27 @@ impl LoaderState {
 
     /// Announces the samples of the batch that is opened and of those after it.
     fn announce(&self, step: u64, opening: &mut OpeningState) {
-        let end = step + 2 + (ANNOUNCED_SAMPLES / self.settings.batch) as u64;
+        let end = step + 2 + (ANNOUNCED_SAMPLES / self.places.len()) as u64;
         let end = self.settings.epochs.map_or(end, |epochs| end.min(epochs.saturating_mul(self.plan.batches())));
         for step in opening.announced.max(step)..end {
             let position = self.plan.position(step);
             let order = self.order(position.epoch, opening);
-            let samples = (0..self.plan.count(position.batch)).map(|place| order.turn(position.batch, place).sample);
+            let places = self.places.start..self.places.start + self.count(position);
+            let samples = places.map(|place| order.turn(position.batch, place).sample);
             let samples: Vec<usize> = samples.filter(|sample| !self.cache.contains(*sample)).collect();
             self.samples.announce(&samples);
         }
         opening.announced = opening.announced.max(end);
+    }
+
+    /// The number of loaded samples of a batch.
+    fn count(&self, position: BatchPosition) -> usize {
+        self.plan.count(position.batch).min(self.places.end) - self.places.start
+    }
+
+    /// The turn at an index of the loaded samples of a batch.
+    fn turn(&self, batch: &OpenBatch, index: usize) -> SampleTurn {
+        batch.order.turn(batch.position.batch, self.places.start + index)
     }
 
     /// Transforms the samples of a task and returns their indices: an unreadable sample is replaced by another.
@@ -193,7 +208,7 @@ impl LoaderState {
             if self.queue.is_stopped() {
                 return Err(LoaderError::Stopped);
             }
-            let turn = task.batch.order.turn(task.batch.position.batch, place);
+            let turn = self.turn(&task.batch, place);
             let epoch = task.batch.position.epoch;
             let work = AssertUnwindSafe(|| self.write_sample(&task.batch.order, epoch, turn, values, unreadable));
             let sample = catch_unwind(work).unwrap_or_else(|panic| {
@@ -264,7 +279,7 @@ impl LoaderState {
                 buffers.images[places.start * length..places.end * length].copy_from_slice(values);
                 for (place, sample) in places.zip(shown) {
                     buffers.samples[place] = sample;
-                    if sample != batch.order.turn(batch.position.batch, place).sample {
+                    if sample != self.turn(&batch, place).sample {
                         buffers.replaced.push(place);
                     }
                 }
@@ -285,13 +300,19 @@ impl LoaderState {
         let mixing = self.settings.mix.choose(self.settings.seed, batch.step, height, width);
         let BatchBuffers { images, targets, samples, replaced } = &mut content.buffers;
         let images = &mut images[..batch.count * preprocess.output_len()];
-        mixing.mix(images, batch.count, height, width);
         let (targets, padding) = targets.split_at_mut(batch.count * classes);
-        let target = |place: usize| match self.samples.shares(samples[place]) {
+        let target = |sample: usize| match self.samples.shares(sample) {
             Some((classes, shares)) => Target { classes, shares: Some(shares) },
-            None => Target::from(self.samples.labels(samples[place])),
+            None => Target::from(self.samples.labels(sample)),
         };
-        write_targets(targets, classes, target, self.settings.mix.smoothing, mixing.lambda());
+        // Partners are in the same part, which one process has.
+        let part = batch.count / self.settings.parts.own.len();
+        let images = images.chunks_mut(part * preprocess.output_len());
+        for ((images, targets), samples) in images.zip(targets.chunks_mut(part * classes)).zip(samples.chunks(part)) {
+            mixing.mix(images, part, height, width);
+            let label = |place: usize| target(samples[place]);
+            write_targets(targets, classes, label, self.settings.mix.smoothing, mixing.lambda());
+        }
         padding.fill(0.0);
         // Tasks finish in any order.
         replaced.sort_unstable();
