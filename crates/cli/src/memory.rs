@@ -12,8 +12,8 @@ use vit_graph::device::Device;
 use vit_models::Config;
 use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{
-    Alternatives, ImageSizes, MemoryBaseline, MemoryPhase, Recipe, RunDisk, RunMemory, Setup, Shortage, TrainError,
-    TrainerOptions, Workload, free_disk,
+    Alternatives, ImageSizes, MemoryBaseline, MemoryPhase, Processes, Recipe, RunDisk, RunMemory, Setup, Shortage,
+    TrainError, TrainerOptions, Workload, free_disk,
 };
 
 use crate::{table, terminal};
@@ -165,7 +165,13 @@ fn default_training(config: &Config, batch: usize) -> anyhow::Result<Workload> {
     if config.architecture.classes() == 0 {
         config.architecture.set_classes(1000);
     }
-    let options = TrainerOptions { threads: 1, cache_bytes: 0, save_every: Duration::MAX, recompute: false };
+    let options = TrainerOptions {
+        threads: 1,
+        cache_bytes: 0,
+        save_every: Duration::MAX,
+        recompute: false,
+        processes: Processes::default(),
+    };
     Ok(Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 })
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use vit_cluster::ClusterError;
 use vit_data::PreprocessError;
 use vit_data::dataset::{DatasetError, SampleChanges};
 use vit_data::loader::LoaderError;
@@ -36,6 +37,9 @@ pub enum TrainError {
     Metrics(#[from] MetricsError),
     #[error(transparent)]
     Recipe(#[from] RecipeError),
+    /// Another process of the run failed, or cannot be reached.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// A model whose preprocessing is not supported.
     #[error("the model's preprocessing: {0}")]
     Preprocess(PreprocessError),
@@ -134,6 +138,11 @@ impl From<PreprocessError> for TrainError {
 }
 
 impl TrainError {
+    /// Whether another process failed, and this one only ends with it.
+    pub fn is_of_another_process(&self) -> bool {
+        matches!(self, TrainError::Cluster(ClusterError::Peer { .. }) | TrainError::Graph(GraphError::Exchange(_)))
+    }
+
     /// What can be done about the error, as far as it is known.
     pub fn hints(&self) -> &[Hint] {
         match self {

@@ -14,9 +14,10 @@ use vit_graph::{Graph, GraphError};
 use vit_models::{Config, Mode};
 
 use crate::error::TrainError;
+use crate::processes::Processes;
 use crate::recipe::Recipe;
 use crate::run::folder::columns;
-use evaluator::Evaluator;
+use evaluator::{Evaluated, EvaluationEffort, Evaluator};
 use metrics::{ClassMetrics, Evaluation, MultiLabelEvaluation};
 
 /// How to evaluate.
@@ -30,9 +31,9 @@ pub struct EvaluationOptions {
     pub worst: usize,
 }
 
-/// The batch of evaluations during training: that of a micro-batch, up to a limit.
+/// The batch of evaluations during training: that of a micro-batch, up to a limit. Independent of the number of processes.
 pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
-    (recipe.batch / recipe.accumulate.max(1)).clamp(1, 256)
+    (recipe.batch / (recipe.accumulate.max(1) * recipe.parts.max(1))).clamp(1, 256)
 }
 
 /// The model's graph for evaluation.
@@ -110,5 +111,10 @@ pub fn evaluate(
 ) -> Result<Option<EvaluationOutcome>, TrainError> {
     let batch = options.batch.clamp(1, samples.len().max(1));
     let mut evaluator = Evaluator::new(device, config, parameters, batch)?;
-    evaluator.run(samples, options.threads, options.worst, progress)
+    let alone = Processes::default();
+    let effort = EvaluationEffort { threads: options.threads, worst: options.worst, processes: &alone };
+    match evaluator.run(samples, &effort, progress)? {
+        Evaluated::Here(outcome) => Ok(Some(*outcome)),
+        Evaluated::Interrupted | Evaluated::Elsewhere => Ok(None),
+    }
 }

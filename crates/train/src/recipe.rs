@@ -14,6 +14,7 @@ pub use unfollowed::Unfollowed;
 pub use crate::step::optimiser::{MethodName, OptimiserSettings};
 
 use serde::{Deserialize, Serialize};
+use vit_data::loader::BatchParts;
 use vit_models::Architecture;
 
 use crate::step::StepOptions;
@@ -32,6 +33,8 @@ pub struct Recipe {
     pub length: Span,
     pub batch: usize,
     pub accumulate: usize,
+    #[serde(default)]
+    pub parts: usize,
     pub seed: u64,
     pub evaluate_every: Span,
     #[serde(default)]
@@ -209,6 +212,8 @@ impl Recipe {
         StepOptions {
             objective: Objective { loss: d.loss, distillation: distillation.map(|kind| (kind, d.alpha as f32)) },
             optimiser: self.optimiser.optimiser(),
+            parts: BatchParts::all(self.parts.max(1)),
+            exchange: false,
             accumulate: self.accumulate,
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),

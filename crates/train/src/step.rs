@@ -5,13 +5,15 @@ pub(crate) mod finite;
 pub(crate) mod groups;
 pub(crate) mod objective;
 pub(crate) mod optimiser;
+mod part_sums;
 pub(crate) mod schedule;
 
 use std::borrow::Cow;
 
-use vit_graph::autodiff::{add_gradients, gradients};
+use vit_data::loader::BatchParts;
+use vit_graph::autodiff::finish_gradients;
 use vit_graph::device::Parameters;
-use vit_graph::ops::{Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
+use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
 use vit_graph::rewrite::{checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, patchify};
 use vit_graph::{Graph, GraphError, Inlined, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
@@ -19,6 +21,7 @@ use vit_models::{Architecture, Mode};
 use groups::Freeze;
 use objective::{Heads, Objective};
 use optimiser::{Optimiser, UpdateInputs};
+use part_sums::{Completion, PartTree};
 
 /// How a model is trained in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -27,7 +30,11 @@ pub struct StepOptions {
     pub objective: Objective,
     /// The optimiser.
     pub optimiser: Optimiser,
-    /// Micro-batches whose gradients are accumulated; 0 and 1 both mean the whole batch at once.
+    /// The parts of the batch, whose sums are added in a fixed tree, and those of them that this step computes.
+    pub parts: BatchParts,
+    /// Whether the sums of other processes are added, which compute the other parts.
+    pub exchange: bool,
+    /// Micro-batches of a part, whose gradients are accumulated; 0 and 1 both mean the whole part at once.
     pub accumulate: usize,
     /// Keep a moving average of every trained parameter.
     pub average: bool,
@@ -71,6 +78,9 @@ pub enum StepError {
 /// `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the gradients' `grad_norm` before
 /// clipping, `logits`. A run updates every trained parameter `NAME`, the optimiser's state (such as `NAME.adam_mean`), its
 /// `NAME.average` and the running statistics of batch norms; if `loss` or `grad_norm` is not finite, it updates nothing.
+///
+/// With an exchange, `image`, `targets`, `teacher` and `logits` are those of this process, and everything else is the same
+/// in all processes; the output `stop` is the sum of the processes' inputs of that name.
 pub struct TrainingStep {
     /// The graph.
     pub graph: Graph,
@@ -84,13 +94,14 @@ impl TrainingStep {
     /// Builds the step of a classifier.
     pub fn new(architecture: &Architecture, batch: usize, options: impl Into<StepOptions>) -> Result<Self, StepError> {
         let options = options.into();
-        let parts = options.accumulate.max(1);
-        if !batch.is_multiple_of(parts) {
-            return Err(StepError::Uneven { batch, parts });
+        let (accumulate, own) = (options.accumulate.max(1), options.parts.own.clone());
+        let micro_batches = options.parts.count * accumulate;
+        if !batch.is_multiple_of(micro_batches) {
+            return Err(StepError::Uneven { batch, parts: micro_batches });
         }
-        let forward = forward(architecture, batch / parts)?;
+        let forward = forward(architecture, batch / micro_batches)?;
         let mut graph = Graph::new();
-        let inputs = Inputs::add(&mut graph, &forward, &options, batch)?;
+        let inputs = Inputs::add(&mut graph, &forward, &options, options.parts.places(batch).len())?;
         let parameters: Vec<(Value, Parameter)> = forward
             .parameters()
             .map(|(_, p)| Ok((graph.value(p.clone(), &[])?, p.clone())))
@@ -104,21 +115,42 @@ impl TrainingStep {
         }
 
         let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
-        // The loss of a micro-batch is a mean, so the mean over the batch is the sum of `loss / parts`.
-        let mut statistics = Statistics::default();
-        let mut run = |graph: &mut Graph, part: usize| {
-            let (loss, logits) = inputs.forward(graph, &forward, &options.objective, (part, parts), &mut statistics)?;
-            let share = Scale(1.0 / parts as f32);
-            Ok::<_, GraphError>((if parts == 1 { loss } else { graph.value(share, &[loss])? }, logits))
-        };
-        let (mut loss, first) = run(&mut graph, 0)?;
-        let mut found = gradients(&mut graph, loss, &wrt)?;
-        let mut logits = vec![first];
-        for part in 1..parts {
-            let (more, next) = run(&mut graph, part)?;
-            found = add_gradients(&mut graph, more, &wrt, &found)?;
-            loss = graph.value(Binary::Add, &[loss, more])?;
-            logits.push(next);
+        let mut gradient_trees = vec![PartTree::default(); wrt.len()];
+        let mut sums = BatchSums::default();
+        let (mut logits, mut found, mut loss, mut statistics) = (vec![], vec![], None, vec![]);
+        for part in own.clone() {
+            let completion = match (part + 1 == own.end, options.exchange) {
+                (false, _) => Completion::Open,
+                (true, false) => Completion::Local,
+                (true, true) => Completion::Exchanged,
+            };
+            let mut running = Statistics::default();
+            let mut part_loss: Option<Value> = None;
+            for micro_batch in part * accumulate..(part + 1) * accumulate {
+                let place = MicroBatch { index: micro_batch, first: own.start * accumulate, of: micro_batches };
+                let (mean, outcome) = inputs.forward(&mut graph, &forward, &options.objective, place, &mut running)?;
+                // The loss of a micro-batch is a mean, so the mean over the batch is the sum of such shares.
+                let share = Scale(1.0 / micro_batches as f32);
+                let share = if micro_batches == 1 { mean } else { graph.value(share, &[mean])? };
+                let is_last = micro_batch + 1 == (part + 1) * accumulate;
+                let mut finish = |graph: &mut Graph, i: usize, gradient: Value| match is_last {
+                    true => gradient_trees[i].add(graph, gradient, completion),
+                    false => Ok(gradient),
+                };
+                let accumulated = part_loss.map(|_| &found[..]);
+                found = finish_gradients(&mut graph, share, &wrt, accumulated, &mut finish)?;
+                part_loss = Some(match part_loss {
+                    Some(sum) => graph.value(Binary::Add, &[sum, share])?,
+                    None => share,
+                });
+                logits.push(outcome);
+            }
+            (loss, statistics) = sums.add(&mut graph, part_loss, running, completion)?;
+        }
+        let loss = loss.ok_or(StepError::Uneven { batch, parts: 0 })?;
+        if let Some(stop) = inputs.stop {
+            let stop = graph.value(AllReduce, &[stop])?;
+            graph.set_output("stop", stop)?;
         }
         graph.set_output("loss", loss)?;
         let norm = graph.value(GlobalNorm, &found)?;
@@ -126,11 +158,14 @@ impl TrainingStep {
         // A loss can overflow where its gradients do not. Adding 0 * loss leaves a finite norm unchanged to the bit.
         let nothing = graph.value(Scale(0.0), &[loss])?;
         let guard = graph.value(Binary::Add, &[norm, nothing])?;
-        let logits = if parts == 1 { logits[0] } else { graph.value(Concat { axis: 0 }, &logits)? };
+        let logits = if let [only] = logits[..] { only } else { graph.value(Concat { axis: 0 }, &logits)? };
         graph.set_output("logits", logits)?;
 
         graph.set_phase(Phase::Update);
-        for (name, new) in statistics.0 {
+        for (name, new) in statistics {
+            // The mean over parts.
+            let share = Scale(1.0 / options.parts.count as f32);
+            let new = if options.parts.count == 1 { new } else { graph.value(share, &[new])? };
             // Computed in the forward pass, before the norm of the gradients that guards all updates.
             let old = graph.parameter(&name)?;
             let guarded = graph.value(GuardedUpdate, &[old, new, guard])?;
@@ -180,6 +215,16 @@ struct Inputs {
     rate: Value,
     step: Value,
     average_decay: Option<Value>,
+    stop: Option<Value>,
+}
+
+/// A micro-batch of the global batch.
+struct MicroBatch {
+    index: usize,
+    /// The index of the first one that this process computes.
+    first: usize,
+    /// All micro-batches of the global batch.
+    of: usize,
 }
 
 impl Inputs {
@@ -197,29 +242,31 @@ impl Inputs {
             seed: ty("seed").map(|ty| add("seed", ty)).transpose()?,
             rate: add("rate", number.clone())?,
             step: add("step", number.clone())?,
-            average_decay: options.average.then(|| add("average_decay", number)).transpose()?,
+            average_decay: options.average.then(|| add("average_decay", number.clone())).transpose()?,
+            stop: options.exchange.then(|| add("stop", number)).transpose()?,
         })
     }
 
-    /// The loss and the logits of micro-batch `part` of `parts`.
+    /// The loss and the logits of a micro-batch.
     fn forward(
         &self,
         graph: &mut Graph,
         forward: &Graph,
         objective: &Objective,
-        (part, parts): (usize, usize),
+        MicroBatch { index, first, of }: MicroBatch,
         statistics: &mut Statistics,
     ) -> Result<(Value, Value), GraphError> {
+        let length = forward.shape(forward.output("logits")?)[0];
+        // Also if this process has one micro-batch of several, so that its graph is that of the others.
         let mut own = |whole: Value| {
-            let length = graph.shape(whole)[0] / parts;
-            let slice = Slice { axis: 0, start: part * length, length };
-            if parts == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
+            let slice = Slice { axis: 0, start: (index - first) * length, length };
+            if of == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
         };
         let (image, targets, teacher) = (own(self.image)?, own(self.targets)?, self.teacher.map(own).transpose()?);
         let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
         let given: Vec<(&str, Value)> =
             [("image", image)].into_iter().chain(self.seed.map(|seed| ("seed", seed))).chain(known).collect();
-        let inlined = graph.inline(forward, &given, part as u32 * forward.random_streams())?;
+        let inlined = graph.inline(forward, &given, index as u32 * forward.random_streams())?;
         statistics.follow(forward, &inlined);
         let heads = objective.heads(forward)?;
         let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
@@ -228,7 +275,32 @@ impl Inputs {
     }
 }
 
-/// The running statistics of batch norms, carried from one micro-batch to the next.
+/// The sums over parts of everything but gradients.
+#[derive(Default)]
+struct BatchSums {
+    loss: PartTree,
+    statistics: Vec<PartTree>,
+}
+
+impl BatchSums {
+    /// Adds a part, and returns the sums so far.
+    #[allow(clippy::type_complexity)]
+    fn add(
+        &mut self,
+        graph: &mut Graph,
+        loss: Option<Value>,
+        statistics: Statistics,
+        completion: Completion,
+    ) -> Result<(Option<Value>, Vec<(String, Value)>), GraphError> {
+        let loss = loss.map(|loss| self.loss.add(graph, loss, completion)).transpose()?;
+        self.statistics.resize_with(statistics.0.len(), PartTree::default);
+        let trees = self.statistics.iter_mut().zip(statistics.0);
+        let added = trees.map(|(tree, (name, value))| Ok((name, tree.add(graph, value, completion)?)));
+        Ok((loss, added.collect::<Result<_, GraphError>>()?))
+    }
+}
+
+/// The running statistics of batch norms, carried from one micro-batch of a part to the next.
 #[derive(Default)]
 struct Statistics(Vec<(String, Value)>);
 

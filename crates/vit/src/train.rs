@@ -8,7 +8,7 @@ use std::time::Duration;
 use vit_data::Samples;
 use vit_data::loader::UnreadableLimit;
 pub use vit_train::{Best, Finished, Observer, Progress, Recipe, TrainError};
-use vit_train::{Existing, Launch, ModelChoice, RunFolder, RunSettings, Setup, TrainerOptions};
+use vit_train::{Existing, Launch, ModelChoice, Processes, RunFolder, RunSettings, Setup, TrainerOptions};
 
 use crate::{DeviceOptions, Error, Model, ModelOptions};
 
@@ -142,6 +142,7 @@ impl Trainer {
             cache_bytes: 2 << 30,
             save_every: Duration::from_secs(300),
             recompute: false,
+            processes: Processes::default(),
         };
         let launch = Launch { device: device.id(), threads: threads.map(|n| n as u32), ..Launch::default() };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };

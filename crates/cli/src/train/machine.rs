@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 use vit::DeviceChoice;
 use vit_graph::device::Device;
-use vit_train::{Launch, TrainerOptions};
+use vit_train::{Launch, Processes, TrainerOptions};
 
 use crate::device_options::Placement;
 use crate::shell;
@@ -33,6 +33,7 @@ impl MachineArguments {
             cache_bytes: self.cache.unwrap_or(2048) << 20,
             save_every: Duration::try_from_secs_f64(60.0 * self.save_every.unwrap_or(5.0)).unwrap_or(Duration::MAX),
             recompute: self.recompute,
+            processes: Processes::default(),
         }
     }
 

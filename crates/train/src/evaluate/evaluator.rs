@@ -11,6 +11,7 @@ use vit_models::{Config, ProblemType};
 use super::metrics::{Evaluation, MultiLabelEvaluation};
 use super::{EvaluationOutcome, TaskEvaluation, inference};
 use crate::error::TrainError;
+use crate::processes::Processes;
 
 pub(crate) struct Evaluator {
     executable: Box<dyn Executable>,
@@ -44,24 +45,26 @@ impl Evaluator {
         Ok(self.executable.set_parameters(parameters)?)
     }
 
-    /// Evaluates the model on all samples and keeps its `worst` most confident mistakes; see [`super::evaluate`].
+    /// Evaluates the model on all samples; see [`super::evaluate`]. Batches are dealt to the processes in turn, and rank 0
+    /// adds their logits in the order of the samples, so that the metrics do not depend on the number of processes.
     pub fn run(
         &mut self,
         samples: &dyn Samples,
-        threads: usize,
-        worst: usize,
+        effort: &EvaluationEffort,
         mut progress: impl FnMut(usize, usize) -> bool,
-    ) -> Result<Option<EvaluationOutcome>, TrainError> {
+    ) -> Result<Evaluated, TrainError> {
+        let &EvaluationEffort { threads, worst, processes } = effort;
         let Evaluator { executable, preprocess, classes, batch, .. } = self;
         let (classes, batch) = (*classes, *batch);
-        let mut evaluation = match self.problem_type {
+        let evaluation = match self.problem_type {
             ProblemType::SingleLabel => TaskEvaluation::Single(Box::new(Evaluation::new(classes, worst))),
             ProblemType::MultiLabel => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
         };
-        let (mut unreadable, mut non_finite) = (Vec::new(), Vec::new());
+        let mut outcome = EvaluationOutcome { evaluation, unreadable: Vec::new(), non_finite: Vec::new() };
         let size = preprocess.output_len();
         let (mut images, mut logits) = (vec![0.0; batch * size], vec![0.0; batch * classes]);
-        let mut present = Vec::with_capacity(batch);
+        let mut own = EvaluatedBatch::default();
+        let dealt = DealtBatches { samples: samples.len(), batch, rank: processes.rank(), processes: processes.size() };
         let prepare = |index: usize| {
             let image = samples.image(index).map_err(|error| Unreadable::new(index, samples.name(index), &error))?;
             let failed = |error: PreprocessError| Unreadable {
@@ -71,42 +74,174 @@ impl Evaluator {
             };
             preprocess.apply(&image).map_err(failed)
         };
-        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &|index| samples.name(index) };
-        let end = pipeline.run(samples.len(), prepare, |index, image| {
-            match image {
-                Ok(pixels) => {
-                    images[present.len() * size..][..size].copy_from_slice(&pixels);
-                    present.push(index);
+        let name = |at: usize| samples.name(dealt.sample(at));
+        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
+        // Adds the batches of all processes, and decides whether to go on.
+        let mut finish_round = |round: usize, own: EvaluatedBatch| {
+            let wanted = match processes.size() {
+                1 => {
+                    outcome.add(samples, classes, own)?;
+                    progress(dealt.done(round), samples.len())
                 }
-                Err(sample) => unreadable.push(sample),
-            }
-            let last = index + 1 == samples.len();
-            if present.len() < batch && (!last || present.is_empty()) {
-                return Ok(ControlFlow::Continue(()));
-            }
-            executable.write("image", Elements::F32(&images))?;
-            executable.run()?;
-            executable.read("logits", &mut logits)?;
-            let rows = &logits[..present.len() * classes];
-            let finite = |row: &[f32]| row.iter().all(|logit| logit.is_finite());
-            let named = present.iter().zip(rows.chunks(classes.max(1))).filter(|(_, row)| !finite(row));
-            non_finite.extend(named.map(|(&index, _)| samples.name(index)));
-            match &mut evaluation {
-                TaskEvaluation::Single(evaluation) => {
-                    let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
-                    let labels: Vec<u32> = present.iter().map(label).collect();
-                    evaluation.add(rows, &labels, &present)?;
+                _ => {
+                    let gathered = processes.gather(own.to_bytes())?;
+                    for batch in gathered.iter().flatten() {
+                        outcome.add(samples, classes, EvaluatedBatch::from_bytes(batch)?)?;
+                    }
+                    let wanted = processes.broadcast(vec![u8::from(progress(dealt.done(round), samples.len()))])?;
+                    wanted == [1]
                 }
-                TaskEvaluation::Multi(evaluation) => {
-                    let labels: Vec<&[u32]> = present.iter().map(|&index| samples.labels(index)).collect();
-                    evaluation.add(rows, &labels)?;
-                }
-            }
-            present.clear();
-            let wanted = progress(index + 1, samples.len());
+            };
             Ok::<_, TrainError>(if wanted { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-        })?;
-        Ok(end.is_continue().then_some(EvaluationOutcome { evaluation, unreadable, non_finite }))
+        };
+        let end = pipeline.run(
+            dealt.len(),
+            |at| prepare(dealt.sample(at)),
+            |at, image| {
+                match image {
+                    Ok(pixels) => {
+                        images[own.present.len() * size..][..size].copy_from_slice(&pixels);
+                        own.present.push(dealt.sample(at));
+                    }
+                    Err(sample) => own.unreadable.push(sample),
+                }
+                if (at + 1) % batch != 0 && at + 1 != dealt.len() {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                if !own.present.is_empty() {
+                    executable.write("image", Elements::F32(&images))?;
+                    executable.run()?;
+                    executable.read("logits", &mut logits)?;
+                }
+                own.logits = logits[..own.present.len() * classes].to_vec();
+                finish_round(at / batch, std::mem::take(&mut own))
+            },
+        )?;
+        if end.is_break() {
+            return Ok(Evaluated::Interrupted);
+        }
+        // A process may have no batch in the last round.
+        let missing = dealt.len().div_ceil(batch)..dealt.rounds();
+        for round in missing {
+            if finish_round(round, EvaluatedBatch::default())?.is_break() {
+                return Ok(Evaluated::Interrupted);
+            }
+        }
+        Ok(if processes.is_root() { Evaluated::Here(Box::new(outcome)) } else { Evaluated::Elsewhere })
+    }
+}
+
+/// How an evaluation is carried out.
+pub(crate) struct EvaluationEffort<'a> {
+    /// Threads that prepare images.
+    pub threads: usize,
+    /// How many of the most confident mistakes are kept.
+    pub worst: usize,
+    /// The processes that share the samples.
+    pub processes: &'a Processes,
+}
+
+/// The end of an evaluation.
+pub(crate) enum Evaluated {
+    /// `progress` ended it.
+    Interrupted,
+    /// Rank 0 has the outcome.
+    Elsewhere,
+    /// The outcome.
+    Here(Box<EvaluationOutcome>),
+}
+
+/// The samples of one process: of consecutive batches, process `rank` has every `processes`th.
+#[derive(Clone, Copy)]
+struct DealtBatches {
+    samples: usize,
+    batch: usize,
+    rank: usize,
+    processes: usize,
+}
+
+impl DealtBatches {
+    /// The number of samples.
+    fn len(&self) -> usize {
+        let whole = self.samples / (self.batch * self.processes);
+        let rest = self.samples - whole * self.batch * self.processes;
+        whole * self.batch + rest.saturating_sub(self.rank * self.batch).min(self.batch)
+    }
+
+    /// The index of one of them in the dataset.
+    fn sample(&self, at: usize) -> usize {
+        (at / self.batch * self.processes + self.rank) * self.batch + at % self.batch
+    }
+
+    /// How often each process evaluates a batch, the last time perhaps an empty one.
+    fn rounds(&self) -> usize {
+        self.samples.div_ceil(self.batch * self.processes)
+    }
+
+    /// The samples that all processes have evaluated after a round.
+    fn done(&self, round: usize) -> usize {
+        ((round + 1) * self.batch * self.processes).min(self.samples)
+    }
+}
+
+/// The logits of a batch.
+#[derive(Default)]
+struct EvaluatedBatch {
+    /// The samples that could be read.
+    present: Vec<usize>,
+    unreadable: Vec<Unreadable>,
+    /// A row per sample.
+    logits: Vec<f32>,
+}
+
+impl EvaluatedBatch {
+    /// The length of the header, the header as JSON, the logits.
+    fn to_bytes(&self) -> Vec<u8> {
+        let unreadable: Vec<_> = self.unreadable.iter().map(|one| (one.sample, &one.name, &one.reason)).collect();
+        let header = serde_json::to_vec(&(&self.present, unreadable)).unwrap_or_default();
+        let logits = self.logits.iter().flat_map(|logit| logit.to_le_bytes());
+        (header.len() as u64).to_le_bytes().into_iter().chain(header).chain(logits).collect()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<EvaluatedBatch, TrainError> {
+        let wrong = || TrainError::Unsuitable("another process sent logits that cannot be read".into());
+        let (length, rest) = bytes.split_first_chunk::<8>().ok_or_else(wrong)?;
+        let (header, logits) = rest.split_at_checked(u64::from_le_bytes(*length) as usize).ok_or_else(wrong)?;
+        type Header = (Vec<usize>, Vec<(usize, String, String)>);
+        let (present, unreadable): Header = serde_json::from_slice(header).map_err(|_| wrong())?;
+        let unreadable = unreadable.into_iter().map(|(sample, name, reason)| Unreadable { sample, name, reason });
+        let (logits, _) = logits.as_chunks::<4>();
+        Ok(EvaluatedBatch {
+            present,
+            unreadable: unreadable.collect(),
+            logits: logits.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
+        })
+    }
+}
+
+impl EvaluationOutcome {
+    /// Adds the next batch.
+    fn add(&mut self, samples: &dyn Samples, classes: usize, batch: EvaluatedBatch) -> Result<(), TrainError> {
+        let EvaluatedBatch { present, unreadable, logits } = batch;
+        self.unreadable.extend(unreadable);
+        if present.is_empty() {
+            return Ok(());
+        }
+        let finite = |row: &[f32]| row.iter().all(|logit| logit.is_finite());
+        let named = present.iter().zip(logits.chunks(classes.max(1))).filter(|(_, row)| !finite(row));
+        self.non_finite.extend(named.map(|(&index, _)| samples.name(index)));
+        match &mut self.evaluation {
+            TaskEvaluation::Single(evaluation) => {
+                let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
+                let labels: Vec<u32> = present.iter().map(label).collect();
+                evaluation.add(&logits, &labels, &present)?;
+            }
+            TaskEvaluation::Multi(evaluation) => {
+                let labels: Vec<&[u32]> = present.iter().map(|&index| samples.labels(index)).collect();
+                evaluation.add(&logits, &labels)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -152,7 +287,8 @@ mod tests {
             Config { name: None, architecture, preprocessing, labels: vec![], problem_type: Default::default() };
         let device = vit_cpu::Cpu::new(Some(1));
         let mut evaluator = Evaluator::new(&device, &config, &mut Initial { seed: 1 }, 2).unwrap();
-        let error = evaluator.run(&Panicking, 2, 0, |_, _| true).unwrap_err();
+        let effort = EvaluationEffort { threads: 2, worst: 0, processes: &Processes::default() };
+        let error = evaluator.run(&Panicking, &effort, |_, _| true).err().unwrap();
         let TrainError::Loader(LoaderError::Panic { name, message }) = &error else { panic!("{error}") };
         assert!(name == "3" && message.contains("a broken decoder"), "{error}");
     }

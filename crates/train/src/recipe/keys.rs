@@ -8,12 +8,17 @@ use toml::{Table, Value};
 use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 44] = [
+const KEYS: [(&str, &str); 45] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
     ("batch", "images in a step"),
-    ("accumulate", "micro-batches in a batch, whose gradients are accumulated"),
+    ("accumulate", "micro-batches in a part of a batch, whose gradients are accumulated"),
+    (
+        "parts",
+        "parts of a batch, added in a fixed order, so that up to so many processes give the same bits; 0: 1, or 8 for \
+         several processes",
+    ),
     ("seed", "the seed of all random choices"),
     ("evaluate_every", "how often to evaluate"),
     ("patience", "stop after this many evaluations in a row without a new best; 0: never"),
@@ -276,8 +281,14 @@ impl Recipe {
                 return wrong(key, "two numbers above 0, the smaller first");
             }
         }
+        if self.parts > 0 && !self.parts.is_power_of_two() {
+            return wrong("parts", "a power of two");
+        }
         if !self.batch.is_multiple_of(self.accumulate) {
             return wrong("accumulate", &format!("a divisor of the batch, {}", self.batch));
+        }
+        if !self.batch.is_multiple_of(self.accumulate * self.parts.max(1)) {
+            return wrong("parts", &format!("a divisor of the micro-batch, {}", self.batch / self.accumulate));
         }
         if !(self.objective.temperature.is_finite() && self.objective.temperature > 0.0) {
             return wrong("objective.temperature", "above 0");

@@ -1,7 +1,7 @@
 //! The transforms for evaluation and training and the settings of the loader, from a recipe and a model's preprocessing.
 
 use vit_data::augment::{ColourJitter, Erasing, Fill};
-use vit_data::loader::{LabelCount, LoaderSettings};
+use vit_data::loader::{BatchParts, LabelCount, LoaderSettings};
 use vit_data::{Augmentation, Crop, Mix, Preprocess, TrainTransform, TransformError};
 
 use crate::error::TrainError;
@@ -17,7 +17,8 @@ pub(crate) fn loader_settings(
     let unsuitable = |error: TransformError| TrainError::Unsuitable(format!("[data] of the recipe: {error}"));
     let transform = TrainTransform::new(preprocess, &augmentation(&recipe.data)).map_err(unsuitable)?;
     let data = &recipe.data;
-    let plain = LoaderSettings::training(transform, recipe.batch, recipe.seed);
+    let parts = BatchParts::all(recipe.parts.max(1));
+    let plain = LoaderSettings { parts, ..LoaderSettings::training(transform, recipe.batch, recipe.seed) };
     let per_epoch = plain.batches_per_epoch(samples);
     Ok(LoaderSettings {
         mix: Mix {

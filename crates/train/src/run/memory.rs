@@ -18,8 +18,8 @@ use crate::recipe::Recipe;
 use crate::recipe::preprocess::loader_settings;
 use crate::run::setup::{FirstWeights, Setup};
 use crate::run::trainer::TrainerOptions;
+use crate::step::TrainingStep;
 use crate::step::objective::Loss;
-use crate::step::{StepOptions, TrainingStep};
 
 /// The planned memory of a graph on a device, which need not exist.
 pub type GraphPlan<'a> = &'a dyn Fn(&Graph) -> Result<Memory, GraphError>;
@@ -163,8 +163,7 @@ impl RunMemory {
         };
         let host = |name, bytes, when| MemoryPart { name, host: bytes, device: 0, when };
 
-        let how = StepOptions { recompute: options.recompute, ..recipe.step_options() };
-        let step = TrainingStep::new(&config.architecture, recipe.batch, how)?;
+        let step = TrainingStep::new(&config.architecture, recipe.batch, options.step_options(recipe))?;
         let memory = plan(&step.graph)?;
         let sizes = StateBytes::of(&step);
         let frozen = frozen(&step);
@@ -191,6 +190,7 @@ impl RunMemory {
         ];
 
         let settings = loader_settings(recipe, &config.preprocessing, images.count.max(1))?;
+        let settings = LoaderSettings { parts: options.processes.parts(recipe.parts), ..settings };
         parts.push(host("batches", batches(&settings, config, before.own_memory), MemoryPhase::Always));
         // In every thread: the file, the decoded image and the intermediates of resizing.
         let decoding = options.threads as u64 * 3 * images.largest;
@@ -265,9 +265,11 @@ impl Alternatives {
             fits(&other)
         };
         let (whole, parts) = (workload.recipe.batch, workload.recipe.accumulate.max(1));
-        let batch = largest_batch(whole, parts, |batch| with(&|other| other.recipe.batch = batch));
+        let unit = parts * workload.recipe.parts.max(1);
+        let batch = largest_batch(whole, unit, |batch| with(&|other| other.recipe.batch = batch));
         let recompute = !workload.options.recompute && with(&|other| other.options.recompute = true);
-        let splits = [2, 4, 8, 16].into_iter().map(|times| times * parts).filter(|parts| whole.is_multiple_of(*parts));
+        let splits =
+            [2, 4, 8, 16].into_iter().filter(|times| whole.is_multiple_of(times * unit)).map(|times| times * parts);
         // If no smaller batch fits, no micro-batch does.
         let accumulate =
             batch.and_then(|_| splits.into_iter().find(|&parts| with(&|other| other.recipe.accumulate = parts)));
@@ -308,7 +310,7 @@ fn frozen(step: &TrainingStep) -> u64 {
 fn batches(settings: &LoaderSettings, config: &Config, ahead: bool) -> u64 {
     let image = settings.transform.output_len();
     let held = settings.prefetch + 3 + usize::from(ahead);
-    4 * (held * settings.batch * (image + config.architecture.classes())) as u64
+    4 * (held * settings.parts.places(settings.batch).len() * (image + config.architecture.classes())) as u64
 }
 
 /// Bytes of a teacher on the device, and of its images and logits on the host.
@@ -320,9 +322,9 @@ fn teacher(recipe: &Recipe, student: &Config, plan: GraphPlan) -> Result<(u64, u
     };
     let size = student.architecture.image_size();
     config.architecture.set_image_size(size);
-    let images =
-        4 * recipe.batch * (student.architecture.channels() * size[0] * size[1] + config.architecture.classes());
-    Ok((plan(&inference(&config, recipe.batch)?)?.bytes(), images as u64))
+    let part = recipe.batch / recipe.parts.max(1);
+    let images = 4 * part * (student.architecture.channels() * size[0] * size[1] + config.architecture.classes());
+    Ok((plan(&inference(&config, part)?)?.bytes(), images as u64))
 }
 
 /// Bytes of the model that is evaluated on the device, and of its prepared images and scores on the host.
@@ -342,6 +344,7 @@ fn evaluation(workload: &Workload, plan: GraphPlan) -> Result<(u64, u64), TrainE
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes::Processes;
     use vit_system::host::MemoryLimit;
 
     fn workload(batch: usize) -> Workload {
@@ -362,6 +365,7 @@ mod tests {
             cache_bytes: 1 << 20,
             save_every: std::time::Duration::from_secs(300),
             recompute: false,
+            processes: Processes::default(),
         };
         let images = ImageSizes { count: 1000, mean: 3072.0, largest: 3072 };
         Workload { config, recipe, options, images, validation: 100, held: 0 }

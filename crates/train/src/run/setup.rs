@@ -20,6 +20,7 @@ use vit_data::dataset::{Dataset, Fingerprint, Report, SampleRecord, Splits};
 use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
+use crate::processes::Processes;
 use crate::recipe::{Normalise, Recipe, Teaching};
 use crate::run::folder::RunFolder;
 use crate::step::objective::Loss;
@@ -51,6 +52,10 @@ pub struct Setup {
     /// Decisions about the model and the recipe, one line each.
     pub report: Vec<String>,
 }
+
+/// Parts of a batch in a run of several processes, if the recipe leaves their number open: enough for the GPUs of one
+/// machine, so that runs of any number of them agree.
+const USUAL_PARTS: usize = 8;
 
 /// Where a run's weights and settings come from.
 #[derive(Clone, Copy, PartialEq)]
@@ -161,7 +166,9 @@ impl Setup {
 
     /// A run that is continued from its folder.
     pub fn resume(run: &RunFolder, config: Config, changed: ChangedData) -> Result<Setup, TrainError> {
-        let RunConfig { settings, recipe, .. } = RunConfig::of(run)?;
+        let RunConfig { settings, mut recipe, .. } = RunConfig::of(run)?;
+        // A run that was begun in one process.
+        recipe.parts = recipe.parts.max(1);
         let mut splits = open_data(&settings, None, recipe.seed, Classes::Exactly(&config.labels))?;
         let (mut report, mut fingerprint) = (vec![], None);
         match run.samples()? {
@@ -182,6 +189,38 @@ impl Setup {
         }
         let setup = Self::finish(settings, recipe, config, FirstWeights::Random, splits, report, Origin::Run)?;
         Ok(Setup { unrecorded: fingerprint.is_none(), fingerprint, ..setup })
+    }
+
+    /// Decides into how many parts a batch is cut if the recipe leaves it open, and checks that the processes can share
+    /// them.
+    pub fn divide(&mut self, processes: &Processes) -> Result<(), TrainError> {
+        let (recipe, size) = (&mut self.recipe, processes.size());
+        let open = recipe.parts == 0;
+        recipe.parts = recipe.parts.max(1);
+        if open && size > 1 {
+            // The largest power of two that divides the batch, up to the usual number.
+            let most = size.next_power_of_two().max(USUAL_PARTS);
+            let micro_batch = recipe.batch / recipe.accumulate;
+            recipe.parts = 1 << micro_batch.trailing_zeros().min(most.trailing_zeros());
+            self.report.push(format!(
+                "parts: {parts}, since there are {size} processes; with parts={parts} one process gives the same bits",
+                parts = recipe.parts
+            ));
+        }
+        let Some(reason) = processes.misfit(recipe.parts) else { return Ok(()) };
+        let way_out = if open { format!("; choose a batch that is a multiple of {size}") } else { String::new() };
+        Err(TrainError::Unsuitable(format!("{reason}{way_out}")))
+    }
+
+    /// Checks that all processes have the same data, model and recipe, and continue after the same step.
+    pub(crate) fn ensure_same(&self, processes: &Processes, step: Option<u64>) -> Result<(), TrainError> {
+        if processes.size() == 1 {
+            return Ok(());
+        }
+        let validation = self.validation.as_ref().map_or(0, |validation| validation.len());
+        let data = format!("{} training and {validation} validation images", self.train.len());
+        processes.ensure_same("dataset", &format!("{data}\n{}", self.train.classes().join("\n")))?;
+        processes.ensure_same("recipe", &format!("{}\nstep {}", self.recipe.to_toml(), step.unwrap_or(0)))
     }
 
     /// Records which samples are trained on and which are held out.
@@ -283,8 +322,10 @@ fn adapt_objective(recipe: &mut Recipe, data: &Path, train: &Dataset) -> Result<
 fn adapt_batch(recipe: &mut Recipe, images: usize) -> Option<String> {
     let before = recipe.batch;
     (before > images).then(|| {
-        recipe.batch = (images / recipe.accumulate * recipe.accumulate).max(1);
+        let unit = recipe.accumulate * recipe.parts.max(1);
+        recipe.batch = (images / unit * unit).max(1);
         recipe.accumulate = recipe.accumulate.min(recipe.batch);
+        recipe.parts = recipe.parts.min(recipe.batch);
         format!("batch: {} instead of {before}, since there are {images} training images", recipe.batch)
     })
 }

@@ -61,16 +61,19 @@ impl Teacher {
         Ok(Teacher { executable, colours, images, plane, outputs: batch * classes })
     }
 
-    /// Its logits for a batch with the student's normalisation.
+    /// Its logits for any number of batches with the student's normalisation.
     pub fn answer(&mut self, images: &[f32]) -> Result<Vec<f32>, TrainError> {
-        let planes = self.images.chunks_mut(self.plane).zip(images.chunks(self.plane));
-        for ((into, from), (factor, addend)) in planes.zip(self.colours.iter().cycle()) {
-            into.iter_mut().zip(from).for_each(|(into, from)| *into = from * factor + addend);
+        let batch = self.images.len();
+        let mut logits = vec![0.0; images.len() / batch * self.outputs];
+        for (images, logits) in images.chunks_exact(batch).zip(logits.chunks_exact_mut(self.outputs)) {
+            let planes = self.images.chunks_mut(self.plane).zip(images.chunks(self.plane));
+            for ((into, from), (factor, addend)) in planes.zip(self.colours.iter().cycle()) {
+                into.iter_mut().zip(from).for_each(|(into, from)| *into = from * factor + addend);
+            }
+            self.executable.write("image", Elements::F32(&self.images))?;
+            self.executable.run()?;
+            self.executable.read("logits", logits)?;
         }
-        self.executable.write("image", Elements::F32(&self.images))?;
-        self.executable.run()?;
-        let mut logits = vec![0.0; self.outputs];
-        self.executable.read("logits", &mut logits)?;
         Ok(logits)
     }
 }

@@ -1,5 +1,5 @@
 //! The training loop: steps, evaluations, checkpoints. Its result depends on the setup alone, to the bit: interruptions,
-//! the number of threads and the time that steps take do not change it.
+//! the numbers of processes and threads and the time that steps take do not change it.
 
 mod algorithms;
 mod data_report;
@@ -9,6 +9,7 @@ mod interval;
 mod non_finite;
 mod observer;
 mod read_back;
+mod record;
 mod session;
 
 pub use observer::Observer;
@@ -20,15 +21,16 @@ use vit_graph::device::Device;
 
 use crate::error::TrainError;
 use crate::evaluate::evaluator::Evaluator;
-use crate::run::folder::{MetricsLog, RunFolder};
+use crate::processes::Processes;
+use crate::recipe::Recipe;
+use crate::run::folder::RunFolder;
 use crate::run::progress::Pace;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::Setup;
 use crate::step::{StepError, StepOptions, TrainingStep};
-use algorithms::KeptAlgorithms;
-use data_report::UnreadableImages;
 use interval::Interval;
-use session::Session;
+use record::Record;
+use session::{Requests, Session};
 
 /// How a run is carried out; nothing here changes its result.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,6 +43,20 @@ pub struct TrainerOptions {
     pub save_every: Duration,
     /// Recompute activations in the backward pass instead of keeping them.
     pub recompute: bool,
+    /// The processes that train together; the device must have their exchange.
+    pub processes: Processes,
+}
+
+impl TrainerOptions {
+    /// The step that this process takes.
+    pub(crate) fn step_options(&self, recipe: &Recipe) -> StepOptions {
+        StepOptions {
+            parts: self.processes.parts(recipe.parts),
+            exchange: self.processes.size() > 1,
+            recompute: self.recompute,
+            ..recipe.step_options()
+        }
+    }
 }
 
 /// How a run ended.
@@ -58,7 +74,8 @@ pub struct Finished {
     pub seconds: f64,
 }
 
-/// Trains to the end of the recipe, or until `stop` is set, and saves.
+/// Trains to the end of the recipe, or until `stop` is set, and saves. Of several processes, rank 0 calls it and the others
+/// call [`assist`].
 pub fn train(
     device: &dyn Device,
     setup: &mut Setup,
@@ -68,29 +85,60 @@ pub fn train(
     observer: &mut dyn Observer,
     stop: &AtomicBool,
 ) -> Result<Finished, TrainError> {
-    let mut trainer = Trainer::new(device, setup, run, from, options, observer, stop)?;
-    let complete = trainer.train()?;
-    trainer.finish(complete)
+    carry_out(device, setup, Some((run, observer)), from, options, stop)
+}
+
+/// Takes part in a run whose folder rank 0 has. Setup and snapshot are those of rank 0; if `stop` is set, all processes
+/// stop and rank 0 saves.
+pub fn assist(
+    device: &dyn Device,
+    setup: &mut Setup,
+    from: Option<Snapshot>,
+    options: &TrainerOptions,
+    stop: &AtomicBool,
+) -> Result<Finished, TrainError> {
+    carry_out(device, setup, None, from, options, stop)
+}
+
+fn carry_out<'a>(
+    device: &'a dyn Device,
+    setup: &'a mut Setup,
+    output: Option<(&'a RunFolder, &'a mut dyn Observer)>,
+    from: Option<Snapshot>,
+    options: &'a TrainerOptions,
+    stop: &'a AtomicBool,
+) -> Result<Finished, TrainError> {
+    let finished = Trainer::new(device, setup, output, from, options, stop).and_then(|mut trainer| {
+        let complete = trainer.train()?;
+        trainer.finish(complete)
+    });
+    if let Err(error) = &finished
+        && !error.is_of_another_process()
+    {
+        options.processes.fail(&error.to_string());
+    }
+    finished
 }
 
 struct Trainer<'a> {
     device: &'a dyn Device,
     setup: &'a Setup,
-    run: &'a RunFolder,
     options: &'a TrainerOptions,
-    observer: &'a mut dyn Observer,
     stop: &'a AtomicBool,
     session: Session,
     /// Compiled with the step, so that a run whose evaluation does not fit into memory fails before its first step.
     evaluator: Option<Evaluator>,
-    log: MetricsLog,
-    unreadable: UnreadableImages,
+    /// Of rank 0.
+    record: Option<Record<'a>>,
     pace: Pace,
     interval: Interval,
     /// Steps between two evaluations.
     evaluate_every: u64,
     /// Steps between two rows of the metrics.
     log_every: u64,
+    /// The steps after which the processes stop and save, if they have agreed on it.
+    stop_after: Option<u64>,
+    save_after: Option<u64>,
     began: Instant,
     /// Seconds of the sessions before this one.
     seconds_before: f64,
@@ -102,57 +150,58 @@ impl<'a> Trainer<'a> {
     fn new(
         device: &'a dyn Device,
         setup: &'a mut Setup,
-        run: &'a RunFolder,
+        output: Option<(&'a RunFolder, &'a mut dyn Observer)>,
         from: Option<Snapshot>,
         options: &'a TrainerOptions,
-        observer: &'a mut dyn Observer,
         stop: &'a AtomicBool,
     ) -> Result<Trainer<'a>, TrainError> {
-        let began = Instant::now();
-        let log = match &from {
-            Some(snapshot) => MetricsLog::resume(run, snapshot.position.step)?,
-            None => MetricsLog::create(run)?,
-        };
+        let (began, processes) = (Instant::now(), &options.processes);
+        let step = from.as_ref().map(|snapshot| snapshot.position.step);
+        setup.ensure_same(processes, step)?;
+        let mut record = output.map(|(run, observer)| Record::new(run, observer, step)).transpose()?;
         let seconds_before = from.as_ref().map_or(0.0, |snapshot| snapshot.position.seconds);
-        let mut algorithms = KeptAlgorithms::restore(device, run, observer)?;
-        let session = Session::new(device, setup, from, options)?;
-        let evaluator = session.evaluator(device, setup)?;
-        algorithms.keep(device, run)?;
-        setup.record_samples(run)?;
+        let (session, evaluator) = algorithms::shared(device, processes, record.as_mut(), || {
+            let session = Session::new(device, setup, from, options)?;
+            let evaluator = session.evaluator(device, setup)?;
+            Ok((session, evaluator))
+        })?;
+        if let Some(record) = &record {
+            setup.record_samples(record.run)?;
+        }
+        // Rank 0 replaces the checkpoint that the others have read by now.
+        processes.barrier()?;
         let setup = &*setup;
         let mut trainer = Trainer {
-            unreadable: UnreadableImages::of(run),
             pace: Pace::new(session.position.step, session.steps),
             interval: Interval::new(&session),
             evaluate_every: setup.recipe.evaluate_every.steps(session.steps_per_epoch, session.steps).max(1),
             log_every: (session.steps_per_epoch / 10).clamp(1, 50),
+            stop_after: None,
+            save_after: None,
             saved: Instant::now(),
             unsaved: false,
             device,
             setup,
-            run,
             options,
-            observer,
             stop,
             session,
             evaluator,
-            log,
+            record,
             began,
             seconds_before,
         };
-        match trainer.session.position.step {
-            0 => {
+        let (is_over, steps) = (trainer.is_over(), trainer.session.steps);
+        match (trainer.session.position.step, &mut trainer.record) {
+            (_, None) => {}
+            (0, Some(record)) => {
+                record.unreadable.write(setup, record.run)?;
                 // A run that is killed before its first save can be resumed, too.
                 trainer.save()?;
-                trainer.unreadable.write(setup, run)?;
             }
-            step => {
-                let steps = trainer.session.steps;
-                trainer.observer.note(&match trainer.is_over() {
-                    true => format!("this run is finished: its last step was {step} of {steps}"),
-                    false => format!("going on after step {step} of {steps}"),
-                });
-            }
+            (step, Some(record)) => record.observer.note(&match is_over {
+                true => format!("this run is finished: its last step was {step} of {steps}"),
+                false => format!("going on after step {step} of {steps}"),
+            }),
         }
         Ok(trainer)
     }
@@ -167,12 +216,16 @@ impl<'a> Trainer<'a> {
         }
         self.interval = Interval::new(&self.session);
         while !self.is_over() {
-            let stopping = self.stop.load(Ordering::Relaxed);
-            if stopping && !self.session.is_ahead() {
+            let (alone, next) = (self.options.processes.size() == 1, self.session.position.step + 1);
+            let stopping = if alone { self.stop.load(Ordering::Relaxed) } else { self.stop_after.is_some() };
+            let may_stop = if alone { !self.session.is_ahead() } else { self.stop_after.is_some_and(|at| at < next) };
+            if stopping && may_stop {
                 return Ok(false);
             }
-            let evaluating = self.is_evaluated_after(self.session.position.step + 1);
-            let saving = evaluating || self.saved.elapsed() >= self.options.save_every;
+            let evaluating = self.is_evaluated_after(next);
+            let save_due = self.record.is_some() && self.saved.elapsed() >= self.options.save_every;
+            self.session.requests = Requests { stop: self.stop.load(Ordering::Relaxed), save: save_due && !alone };
+            let saving = evaluating || if alone { save_due } else { self.save_after == Some(next) };
             // What is read after this step must not be changed by the next one.
             self.step(!saving && !stopping, evaluating)?;
             let paused = Instant::now();
@@ -180,9 +233,11 @@ impl<'a> Trainer<'a> {
                 if !self.evaluate()? {
                     return Ok(false);
                 }
-                self.unreadable.write(self.setup, self.run)?;
+                if let Some(record) = &self.record {
+                    record.unreadable.write(self.setup, record.run)?;
+                }
             }
-            if saving {
+            if saving || self.save_after == Some(next) {
                 self.save()?;
             }
             self.interval.exclude(paused.elapsed());
@@ -197,39 +252,54 @@ impl<'a> Trainer<'a> {
             Ok(losses) => losses,
             Err(error) => {
                 // If too many images cannot be read, the run's folder lists them.
-                self.unreadable.met_in_training(self.session.unreadable(), self.observer, true);
-                self.unreadable.write(self.setup, self.run)?;
+                if let Some(record) = &mut self.record {
+                    record.met_in_training(self.session.unreadable(), true);
+                    record.unreadable.write(self.setup, record.run)?;
+                }
                 return Err(error);
             }
         };
         self.unsaved = true;
         let step = self.session.position.step;
+        let Requests { stop, save } = losses.requests;
+        self.stop_after = self.stop_after.or(stop.then(|| self.session.latest_started(step)));
+        self.save_after = if save { Some(self.session.latest_started(step)) } else { self.save_after };
         if let Some(what) = losses.non_finite() {
             if !self.setup.settings.skip_non_finite {
-                self.log.sync()?;
-                return Err(self.session.non_finite(self.device, &losses, self.setup, self.run)?);
+                if let Some(record) = &mut self.record {
+                    record.log.sync()?;
+                }
+                return Err(self.non_finite(&losses)?);
             }
-            self.observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
+            if let Some(record) = &mut self.record {
+                record.observer.note(&format!("step {step}: the {what} is not finite; the step changed nothing"));
+            }
         }
         self.interval.add(&losses);
         let progress = self.interval.progress(&self.session, &mut self.pace, self.began.elapsed());
-        self.observer.step(&progress);
+        if let Some(record) = &mut self.record {
+            record.observer.step(&progress);
+        }
         if step.is_multiple_of(self.log_every) || evaluating {
-            self.log.append(&self.interval.row(&self.session, &progress))?;
-            self.observer.logged(&progress);
-            self.unreadable.met_in_training(self.session.unreadable(), self.observer, evaluating);
+            if let Some(record) = &mut self.record {
+                record.log.append(&self.interval.row(&self.session, &progress))?;
+                record.observer.logged(&progress);
+                record.met_in_training(self.session.unreadable(), evaluating);
+            }
             self.interval = Interval::new(&self.session);
         }
         self.set_seconds();
         Ok(())
     }
 
-    /// Writes the checkpoint that a resumed run continues from.
+    /// Writes the checkpoint that a resumed run continues from; rank 0 does.
     fn save(&mut self) -> Result<(), TrainError> {
-        self.log.sync()?;
         self.set_seconds();
-        self.run.last().save(&self.session.checkpoint(self.setup))?;
-        self.run.publish()?;
+        if let Some(record) = &mut self.record {
+            record.log.sync()?;
+            record.run.last().save(&self.session.checkpoint(self.setup))?;
+            record.run.publish()?;
+        }
         (self.saved, self.unsaved) = (Instant::now(), false);
         Ok(())
     }
@@ -238,9 +308,13 @@ impl<'a> Trainer<'a> {
         if self.unsaved {
             self.save()?;
         }
-        self.unreadable.met_in_training(self.session.unreadable(), self.observer, true);
-        self.unreadable.write(self.setup, self.run)?;
-        self.run.publish()?;
+        self.gather_unreadable()?;
+        if let Some(record) = &self.record {
+            record.unreadable.write(self.setup, record.run)?;
+            record.run.publish()?;
+        }
+        // No process ends while another may still need it.
+        self.options.processes.barrier()?;
         let seconds = self.began.elapsed().as_secs_f64();
         Ok(Finished {
             complete,
@@ -275,8 +349,7 @@ impl<'a> Trainer<'a> {
 
 /// The training step of a run.
 pub fn training_step(setup: &Setup, options: &TrainerOptions) -> Result<TrainingStep, StepError> {
-    let how = StepOptions { recompute: options.recompute, ..setup.recipe.step_options() };
-    TrainingStep::new(&setup.config.architecture, setup.recipe.batch, how)
+    TrainingStep::new(&setup.config.architecture, setup.recipe.batch, options.step_options(&setup.recipe))
 }
 
 /// The time that a run would take.

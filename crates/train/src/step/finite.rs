@@ -11,7 +11,7 @@ use vit_graph::{DType, Graph, GraphError, NodeId, Value};
 const WINDOW: usize = 1 << 30;
 
 /// The first result that is not finite.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct NonFinite {
     /// The operation, or `input NAME` or `parameter NAME` if that is not finite already.
     pub op: String,

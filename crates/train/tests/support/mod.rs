@@ -2,7 +2,7 @@
 
 #![allow(dead_code)]
 
-mod ahead;
+pub mod ahead;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,8 @@ use vit_cpu::Cpu;
 use vit_graph::device::Device;
 use vit_models::weights::Weights;
 use vit_train::{
-    ChangedData, Existing, Finished, Launch, ModelChoice, Observer, Progress, Recipe, RunFolder, RunSettings, Setup,
-    Snapshot, TrainError, TrainerOptions, train,
+    ChangedData, Existing, Finished, Launch, ModelChoice, Observer, Processes, Progress, Recipe, RunFolder,
+    RunSettings, Setup, Snapshot, TrainError, TrainerOptions, train,
 };
 
 /// Images of three classes that differ in colour, 16 pixels wide.
@@ -61,13 +61,19 @@ pub fn settings(data: &Path) -> RunSettings {
 }
 
 pub fn options(threads: usize) -> TrainerOptions {
-    TrainerOptions { threads, cache_bytes: 1 << 20, save_every: Duration::from_secs(3600), recompute: false }
+    TrainerOptions {
+        threads,
+        cache_bytes: 1 << 20,
+        save_every: Duration::from_secs(3600),
+        recompute: false,
+        processes: Processes::default(),
+    }
 }
 
 /// Sets the stop flag after some steps.
-struct StopAfter<'a> {
-    steps: u64,
-    stop: &'a AtomicBool,
+pub struct StopAfter<'a> {
+    pub steps: u64,
+    pub stop: &'a AtomicBool,
 }
 
 impl Observer for StopAfter<'_> {

@@ -7,7 +7,9 @@ use vit_data::Samples;
 use vit_data::loader::{Unreadable, UnreadableLimit};
 
 use super::Trainer;
+use super::record::Record;
 use crate::error::TrainError;
+use crate::evaluate::evaluator::{Evaluated, EvaluationEffort};
 use crate::evaluate::{EvaluationOutcome, TaskEvaluation};
 use crate::plots;
 use crate::run::folder::{MetricsRow, columns};
@@ -18,52 +20,66 @@ impl Trainer<'_> {
     /// Evaluates the model, logs its metrics, keeps it if it is the best so far, and draws the curves. `false` if it was
     /// interrupted: a resumed run repeats the evaluation.
     pub(super) fn evaluate(&mut self) -> Result<bool, TrainError> {
-        let Trainer { setup, run, stop, .. } = *self;
+        let Trainer { setup, stop, options, .. } = *self;
+        self.gather_unreadable()?;
         if let (Some(validation), Some(evaluator)) = (&setup.validation, &mut self.evaluator) {
             self.session.set_parameters_of(evaluator)?;
             let progress = |done, total| {
-                self.observer.evaluating(done, total);
+                self.record.iter_mut().for_each(|record| record.observer.evaluating(done, total));
                 !stop.load(Ordering::Relaxed)
             };
-            let Some(outcome) = evaluator.run(validation.as_ref(), self.options.threads, 0, progress)? else {
-                return Ok(false);
-            };
-            self.unreadable.met_in_validation(&outcome.unreadable, self.observer);
-            let limit = UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() };
-            if limit.is_exceeded(outcome.unreadable.len(), validation.len()) {
-                self.unreadable.write(setup, run)?;
-                self.save()?;
-                return Err(too_many(&outcome.unreadable, validation.len(), limit.share));
+            let effort = EvaluationEffort { threads: options.threads, worst: 0, processes: &options.processes };
+            match evaluator.run(validation.as_ref(), &effort, progress)? {
+                Evaluated::Interrupted => return Ok(false),
+                Evaluated::Elsewhere => {}
+                Evaluated::Here(outcome) => self.conclude(&outcome, validation.len())?,
             }
-            self.record(&outcome)?;
+            self.session.share_position()?;
         }
         self.session.set_evaluated();
-        let scene = plots::curves(&title(setup), &run.rows()?);
-        if let Ok(png) = scene.png(2.0) {
-            run.write_curves(&scene.svg(), &png)?;
+        if let Some(Record { run, .. }) = &self.record {
+            let scene = plots::curves(&title(setup), &run.rows()?);
+            if let Ok(png) = scene.png(2.0) {
+                run.write_curves(&scene.svg(), &png)?;
+            }
         }
         Ok(true)
     }
 
+    /// Reports an evaluation, unless too many of its images could not be read.
+    fn conclude(&mut self, outcome: &EvaluationOutcome, images: usize) -> Result<(), TrainError> {
+        let Some(Record { run, observer, unreadable, .. }) = &mut self.record else { return Ok(()) };
+        unreadable.met_in_validation(&outcome.unreadable, *observer);
+        let limit = UnreadableLimit { share: self.setup.settings.max_unreadable, ..UnreadableLimit::default() };
+        if limit.is_exceeded(outcome.unreadable.len(), images) {
+            unreadable.write(self.setup, run)?;
+            self.save()?;
+            return Err(too_many(&outcome.unreadable, images, limit.share));
+        }
+        self.log_evaluation(outcome)
+    }
+
     /// Logs an evaluation, and saves the model if it is the best so far.
-    fn record(&mut self, outcome: &EvaluationOutcome) -> Result<(), TrainError> {
-        let session = &mut self.session;
+    fn log_evaluation(&mut self, outcome: &EvaluationOutcome) -> Result<(), TrainError> {
+        let (session, Some(Record { run, observer, log, .. })) = (&mut self.session, &mut self.record) else {
+            return Ok(());
+        };
         let step = session.position.step;
         let ((metric, value), loss) = (outcome.evaluation.score(), outcome.evaluation.loss());
         let flaw = flaw(outcome, metric, value);
         let best = session.position.best.as_ref().filter(|best| best.metric == metric);
         let better = flaw.is_none() && best.is_none_or(|best| best.is_beaten_by(value, loss));
         if let Some(why) = flaw {
-            self.observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
+            observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
         }
         let epoch = step as f64 / session.steps_per_epoch as f64;
-        self.log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
+        log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
         if better {
             session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
-            self.run.best().save(&session.best_snapshot(self.setup)?)?;
+            run.best().save(&session.best_snapshot(self.setup)?)?;
         }
         session.set_improved(better);
-        self.observer.evaluated(step, outcome, better);
+        observer.evaluated(step, outcome, better);
         Ok(())
     }
 }

@@ -2,48 +2,57 @@
 //! is not finite.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use vit_graph::Graph;
 use vit_graph::device::{Device, Elements};
 
+use super::Trainer;
+use super::record::Record;
 use super::session::{Loaded, Losses, Session};
 use crate::error::{Kept, TrainError};
-use crate::run::folder::RunFolder;
 use crate::run::saving::Snapshot;
-use crate::run::setup::Setup;
 use crate::step::finite::{NonFinite, first_non_finite};
+use crate::step::{StepOptions, TrainingStep};
 
-impl Session {
-    /// Saves, and makes the error of a step whose loss or gradients are not finite.
-    pub fn non_finite(
-        &mut self,
-        device: &dyn Device,
-        losses: &Losses,
-        setup: &Setup,
-        run: &RunFolder,
-    ) -> Result<TrainError, TrainError> {
-        let (step, what) = (self.position.step, losses.non_finite().unwrap_or("loss"));
+impl Trainer<'_> {
+    /// Saves, and makes the error of a step whose loss or gradients are not finite: in all processes.
+    pub(super) fn non_finite(&mut self, losses: &Losses) -> Result<TrainError, TrainError> {
+        let Trainer { setup, options, device, session, record, .. } = self;
+        let (step, what) = (session.position.step, losses.non_finite().unwrap_or("loss"));
         // A step whose gradients are not finite changes nothing.
         let mut unchanged_since = if losses.grad_norm.is_finite() { step } else { step - 1 };
-        if self.is_ahead() && self.read_losses()?.grad_norm.is_finite() {
-            unchanged_since = self.started;
+        if session.is_ahead() && session.read_losses()?.grad_norm.is_finite() {
+            unchanged_since = session.started;
         }
-        self.set_step(unchanged_since);
-        let kept = if self.is_finite()? {
-            run.last().save(&self.checkpoint(setup))?;
-            Kept::Saved { step: unchanged_since }
-        } else {
-            Kept::Before { step: run.last().open()?.snapshot.position.step }
-        };
+        session.set_step(unchanged_since);
+        let (mut kept, mut path) = (Kept::Saved { step: unchanged_since }, PathBuf::new());
+        if let Some(Record { run, .. }) = record {
+            path = run.last().path().into();
+            if session.is_finite()? {
+                run.last().save(&session.checkpoint(setup))?;
+            } else {
+                kept = Kept::Before { step: run.last().open()?.snapshot.position.step };
+            }
+        }
         // After saving, since the search may run out of memory.
-        let snapshot = self.snapshot(setup)?;
-        let place = self.find_non_finite(device, snapshot, step).ok().flatten();
-        Ok(TrainError::NonFinite { step, what, place: place.map(Box::new), kept, path: run.last().path().into() })
+        let snapshot = session.snapshot(setup)?;
+        // Of its own parts alone, since the processes find it at different operations.
+        let own = StepOptions { exchange: false, ..options.step_options(&setup.recipe) };
+        let own = TrainingStep::new(&setup.config.architecture, setup.recipe.batch, own)?;
+        let place = session.find_non_finite(*device, &own.graph, snapshot, step).ok().flatten();
+        let found = options.processes.gather(serde_json::to_vec(&place).unwrap_or_default())?;
+        let place = found.iter().flatten().find_map(|place| serde_json::from_slice(place).unwrap_or_default());
+        Ok(TrainError::NonFinite { step, what, place, kept, path })
     }
+}
 
+impl Session {
     /// Repeats a step from a snapshot to find the first operation whose result is not finite.
     fn find_non_finite(
         &self,
         device: &dyn Device,
+        graph: &Graph,
         snapshot: Snapshot,
         step: u64,
     ) -> Result<Option<NonFinite>, TrainError> {
@@ -61,7 +70,7 @@ impl Session {
             ("average_decay", Elements::F32(std::slice::from_ref(&scalars.average_decay))),
         ];
         inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
-        inputs.retain(|(name, _)| self.graph.graph.inputs().any(|(_, input)| input.name == *name));
-        Ok(first_non_finite(device, &self.graph.graph, &inputs, &mut parameters)?)
+        inputs.retain(|(name, _)| graph.inputs().any(|(_, input)| input.name == *name));
+        Ok(first_non_finite(device, graph, &inputs, &mut parameters)?)
     }
 }

@@ -13,6 +13,7 @@ use vit_models::weights::Weights;
 use super::first_parameters::FirstParameters;
 use super::{TrainerOptions, training_step};
 use crate::error::TrainError;
+use crate::processes::Processes;
 use crate::recipe::preprocess::loader_settings;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::{FirstWeights, Setup};
@@ -31,6 +32,32 @@ const WITHOUT_IMPROVEMENT: &str = "evaluations_without_improvement";
 pub(super) struct Losses {
     pub loss: f64,
     pub grad_norm: f64,
+    /// What any process asked for when the step was started.
+    pub requests: Requests,
+}
+
+/// What processes ask the others for: as a part of each step, so that all of them act on it after the same step.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Requests {
+    /// To stop; of any process.
+    pub stop: bool,
+    /// To save; of rank 0.
+    pub save: bool,
+}
+
+impl Requests {
+    /// The value of rank 0's request to save: above the number of processes.
+    const SAVE: f32 = (1 << 20) as f32;
+
+    /// A process's term of the sum over processes.
+    fn term(self) -> f32 {
+        f32::from(u8::from(self.stop)) + if self.save { Self::SAVE } else { 0.0 }
+    }
+
+    /// The requests of all processes.
+    fn of_sum(sum: f32) -> Requests {
+        Requests { stop: sum % Self::SAVE >= 1.0, save: sum >= Self::SAVE }
+    }
 }
 
 impl Losses {
@@ -69,6 +96,9 @@ pub(super) struct Session {
     /// Parameters that steps do not change.
     pub(super) unchanged: Weights,
     has_seed: bool,
+    /// Requests to the other processes in the next step.
+    pub requests: Requests,
+    processes: Processes,
     /// The factor of the step's loss in logs.
     loss_scale: f64,
     pub steps: u64,
@@ -124,11 +154,12 @@ impl Session {
         let unchanged = parameters.unchanged;
         let teacher = match recipe.objective.teacher.as_str() {
             "" => None,
-            path => Some(Teacher::open(Path::new(path), &setup.config, recipe.batch, device)?),
+            path => Some(Teacher::open(Path::new(path), &setup.config, recipe.batch / recipe.parts.max(1), device)?),
         };
         let samples: Arc<dyn vit_data::Samples> = setup.train.clone();
         let settings = LoaderSettings {
             threads: options.threads,
+            parts: options.processes.parts(recipe.parts),
             cache_bytes: options.cache_bytes,
             unreadable: UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() },
             ..loader_settings(recipe, &setup.config.preprocessing, samples.len())?
@@ -142,6 +173,8 @@ impl Session {
             steps: recipe.steps(steps_per_epoch),
             average: recipe.average(),
             has_seed,
+            requests: Requests::default(),
+            processes: options.processes.clone(),
             loss_scale: recipe.objective.loss.logged_scale(setup.config.architecture.classes()),
             batch: recipe.batch,
             waiting: Duration::ZERO,
@@ -200,8 +233,12 @@ impl Session {
         if self.average.is_some() {
             self.executable.write("average_decay", Elements::F32(&[inputs.average_decay]))?;
         }
+        if self.processes.size() > 1 {
+            self.executable.write("stop", Elements::F32(&[self.requests.term()]))?;
+        }
+        let scalars = self.scalars();
         self.executable.run()?;
-        self.executable.read_async(&["loss", "grad_norm"])?;
+        self.executable.read_async(scalars)?;
         self.started = step;
         self.batches.extend(self.next.take());
         if step < self.steps {
@@ -235,9 +272,24 @@ impl Session {
 
     /// The losses of the oldest step whose losses were not read yet.
     pub(super) fn read_losses(&mut self) -> Result<Losses, TrainError> {
-        let mut losses = [0.0; 2];
-        self.executable.poll(&mut losses)?;
-        Ok(Losses { loss: self.loss_scale * f64::from(losses[0]), grad_norm: f64::from(losses[1]) })
+        let (mut scalars, count) = ([0.0; 3], self.scalars().len());
+        self.executable.poll(&mut scalars[..count])?;
+        let [loss, grad_norm, requests] = scalars;
+        Ok(Losses {
+            loss: self.loss_scale * f64::from(loss),
+            grad_norm: f64::from(grad_norm),
+            requests: Requests::of_sum(requests),
+        })
+    }
+
+    /// The scalar outputs that are read after every step.
+    fn scalars(&self) -> &'static [&'static str] {
+        if self.processes.size() > 1 { &["loss", "grad_norm", "stop"] } else { &["loss", "grad_norm"] }
+    }
+
+    /// The last step that may be running when the losses of a step are known: the same in all processes.
+    pub fn latest_started(&self, step: u64) -> u64 {
+        if self.executable.is_async() { step + 1 } else { step }
     }
 
     /// Sets the position to just after a step.
@@ -246,6 +298,17 @@ impl Session {
         self.position.step = step;
         self.position.epoch = step / self.steps_per_epoch;
         self.position.batch = step % self.steps_per_epoch;
+    }
+
+    /// Sets the position to that of rank 0, which has evaluated the model.
+    pub fn share_position(&mut self) -> Result<(), TrainError> {
+        if self.processes.size() > 1 {
+            let text = self.processes.broadcast(serde_json::to_vec(&self.position).unwrap_or_default())?;
+            let unreadable =
+                |error: serde_json::Error| TrainError::Unsuitable(format!("the position of rank 0: {error}"));
+            self.position = serde_json::from_slice(&text).map_err(unreadable)?;
+        }
+        Ok(())
     }
 
     /// Whether the model was evaluated after the last step.
