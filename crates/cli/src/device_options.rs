@@ -5,6 +5,7 @@ use std::sync::Arc;
 use clap::Args;
 use vit::{DeviceChoice, DeviceOptions, Precision};
 use vit_graph::device::Device;
+use vit_graph::exchange::Exchange;
 
 /// Where a command runs.
 #[derive(Args, Clone, Copy)]
@@ -77,9 +78,13 @@ impl TrainingPrecision {
         self.0.unwrap_or(Precision::Bf16)
     }
 
-    /// Opens the device.
-    pub fn open(self, placement: Placement) -> Result<(Arc<dyn Device>, Precision), vit::Error> {
-        let open = |precision| Ok((placement.in_precision(precision).open()?, precision));
+    /// Opens the device, with the exchange of several processes.
+    pub fn open(
+        self,
+        placement: Placement,
+        exchange: Option<&Arc<dyn Exchange>>,
+    ) -> Result<(Arc<dyn Device>, Precision), vit::Error> {
+        let open = |precision| Ok((placement.in_precision(precision).open_with_exchange(exchange)?, precision));
         match (self.0, placement.device.unwrap_or_default()) {
             (Some(precision), _) => open(precision),
             (None, DeviceChoice::Cpu) => open(Precision::F32),

@@ -1,4 +1,5 @@
-//! Signals that make a run save and stop: Ctrl-C (SIGINT) and SIGTERM. A second one ends the process at once.
+//! Signals that make a run save and stop: Ctrl-C (SIGINT), SIGTERM, and SIGUSR1, by which Slurm warns of a time limit. A
+//! second one ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -6,6 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use anyhow::Context;
 
 use crate::{Outcome, terminal};
+
+/// The exit status of SIGTERM.
+const TERMINATED: u8 = 128 + 15;
 
 /// The first signal to stop, if there was one.
 pub struct Interrupt {
@@ -32,15 +36,19 @@ impl Interrupt {
 
     /// The outcome of a command that a signal stopped: as in shells, 128 plus the signal's number.
     pub fn outcome(&self) -> Outcome {
-        Outcome::Interrupted(self.status.load(Ordering::Relaxed))
+        match self.status.load(Ordering::Relaxed) {
+            // Another process of the run got the signal.
+            0 => Outcome::Interrupted(TERMINATED),
+            status => Outcome::Interrupted(status),
+        }
     }
 }
 
 /// Calls `act` with the exit status of each signal.
 #[cfg(unix)]
 fn on_signal(act: impl Fn(u8) + Send + 'static) -> anyhow::Result<()> {
-    use signal_hook::consts::{SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1])?;
     std::thread::Builder::new().name("vit-signals".into()).spawn(move || {
         signals.forever().for_each(|signal| act(128 + signal as u8));
     })?;

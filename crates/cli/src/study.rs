@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use clap::Args;
 use vit_data::loader::UnreadableLimit;
-use vit_train::{BegunRun, Clock, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
+use vit_train::{BegunRun, Clock, Processes, RunSettings, Study, StudyPlan, StudyResult, StudyRun, StudyTable, train};
 
 use crate::device_options::PrecisionArgument;
 use crate::interrupt::Interrupt;
@@ -88,7 +88,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let mut recipe = read_recipe(&arguments.recipe)?;
     recipe.set_all(all.into_iter().map(String::as_str))?;
     let own = own.into_iter().filter_map(|setting| for_one_model(setting));
-    let (device, precision) = arguments.precision.for_training()?.open(arguments.machine.placement)?;
+    let (device, precision) = arguments.precision.for_training()?.open(arguments.machine.placement, None)?;
     let plan = StudyPlan {
         models: arguments.models,
         fractions: arguments.fractions,
@@ -126,7 +126,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         announce(&name, run, &begun);
         let mut view = View::brief();
         let BegunRun { setup, folder, from } = &mut begun;
-        let options = arguments.machine.options();
+        let options = arguments.machine.options(&Processes::default());
         let finished = train(device.as_ref(), setup, folder, from.take(), &options, &mut view, &interrupt.stop);
         view.close();
         let finished = finished?;

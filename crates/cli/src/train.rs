@@ -1,6 +1,7 @@
 //! `vit train` and `vit finetune`: from a dataset to a trained model.
 
 mod machine;
+mod processes;
 mod resume;
 mod run;
 
@@ -17,7 +18,9 @@ use vit_data::dataset::Validation;
 use vit_data::loader::UnreadableLimit;
 use vit_graph::device::Device;
 use vit_models::{builtin, variant};
-use vit_train::{Clock, Existing, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Teaching, estimate};
+use vit_train::{
+    Clock, Existing, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Teaching, TrainerOptions, estimate,
+};
 
 use crate::checkpoints::ModelArgument;
 use crate::device_options::{PrecisionArgument, TrainingPrecision};
@@ -25,6 +28,7 @@ use crate::images::parse_size;
 use crate::memory::{self, Planned};
 use crate::training_view::Reporting;
 use crate::{Outcome, checkpoints, terminal};
+use processes::{Member, ProcessArguments};
 use run::PlannedRun;
 
 /// Train a model on your own images
@@ -41,8 +45,9 @@ Examples:
 --data takes a folder with a folder of images for each class (and, if there
 is one, a level of train, val and test above them), tar shards, Parquet files
 of Hugging Face, a CSV, TSV or JSONL manifest of paths and labels, CIFAR
-binaries or MNIST files. Ctrl-C (or SIGTERM) saves and stops with the status 130
-(or 143); `vit resume` continues.")]
+binaries or MNIST files. Ctrl-C (or SIGTERM, SIGUSR1) saves and stops with the
+status 130 (or 143, 138); `vit resume` continues. Under mpirun, srun or torchrun
+all their processes train one model.")]
 pub struct Arguments {
     /// The model, by name or in a form like Ti/4@32 [default: one that suits the
     /// size of the images]
@@ -133,6 +138,8 @@ struct TrainingArguments {
     #[command(flatten)]
     machine: MachineArguments,
     #[command(flatten)]
+    processes: ProcessArguments,
+    #[command(flatten)]
     reporting: Reporting,
 }
 
@@ -143,7 +150,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     }
     let recipe = common.recipe("small", &[])?;
     let choice = model.as_deref().map_or(ModelChoice::Usual, ModelChoice::Named);
-    common.begin(choice, model.clone().unwrap_or_default(), recipe)
+    common.processes.run(|member| common.begin(choice, model.clone().unwrap_or_default(), recipe, member))
 }
 
 pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
@@ -153,7 +160,8 @@ pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
     let freeze = freeze.map(|what| frozen(&what)).transpose()?;
     let recipe = common.recipe("finetune", freeze.as_slice())?;
     let checkpoint = absolute(&checkpoints::folder_of_config(&checkpoint))?;
-    common.begin(ModelChoice::Checkpoint(&checkpoint), checkpoint.display().to_string(), recipe)
+    let choice = ModelChoice::Checkpoint(&checkpoint);
+    common.processes.run(|member| common.begin(choice, checkpoint.display().to_string(), recipe, member))
 }
 
 /// A model's absolute path; the built-in model has none.
@@ -215,7 +223,9 @@ impl TrainingArguments {
         Ok(recipe)
     }
 
-    fn begin(&self, choice: ModelChoice, model: String, recipe: Recipe) -> anyhow::Result<Outcome> {
+    /// Begins a run, or takes part in the one of rank 0.
+    fn begin(&self, choice: ModelChoice, model: String, recipe: Recipe, member: &Member) -> anyhow::Result<Outcome> {
+        let processes = &member.processes;
         self.reporting.apply();
         let settings = RunSettings {
             model,
@@ -234,23 +244,29 @@ impl TrainingArguments {
         if setup.settings.model.is_empty() {
             setup.settings.model = setup.config.name.clone().unwrap_or_default();
         }
+        setup.divide(processes)?;
         describe(&setup)?;
         let precision = self.precision.for_training()?;
-        let opened = precision.open(self.machine.placement);
+        let placement = member.placement(self.machine.placement, None);
+        let machine = &self.machine.at(placement);
+        let opened = precision.open(placement, processes.exchange().as_ref());
         if self.dry_run {
-            return self.estimate(&mut setup, precision, opened);
+            return self.estimate(&mut setup, precision, opened, &machine.options(processes));
         }
         let (device, precision) = opened?;
         setup.settings.precision = precision.to_string();
-        let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
-        let planned = Planned::new(device.as_ref(), &setup, &self.machine.options(), 0)?;
+        let planned = Planned::new(device.as_ref(), &setup, &machine.options(processes), 0)?;
         planned.ensure_fits()?;
+        if !processes.is_root() {
+            return run::assist(device.as_ref(), &mut setup, None, &machine.options(processes));
+        }
+        let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
         memory::announce(&planned.memory);
         memory::ensure_disk(&planned.memory, &setup, &out)?;
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let launch = self.machine.launch(device.as_ref());
         let folder = &RunFolder::create(&out, &setup.to_toml(&launch), existing)?;
-        PlannedRun { planned: &planned, folder, machine: &self.machine, reporting: self.reporting, launch: &launch }
+        PlannedRun { planned: &planned, folder, machine, member, reporting: self.reporting, launch: &launch }
             .train(&mut setup, None)
     }
 
@@ -261,26 +277,26 @@ impl TrainingArguments {
         setup: &mut Setup,
         precision: TrainingPrecision,
         opened: Result<(Arc<dyn Device>, Precision), vit::Error>,
+        options: &TrainerOptions,
     ) -> anyhow::Result<Outcome> {
-        let options = self.machine.options();
         let out = self.out.clone().unwrap_or_else(|| free_folder(&self.data));
         let (device, precision) = match opened {
             Ok(opened) => opened,
             Err(reason) => {
                 let Some(DeviceChoice::Cuda(_)) = self.machine.placement.device else { return Err(reason.into()) };
                 let precision = precision.on_gpu();
-                let memory = memory::without_gpu(setup, &options, precision)?;
+                let memory = memory::without_gpu(setup, options, precision)?;
                 memory::show(&memory, &format!("an H100 or H200 in {precision}"), None);
                 memory::ensure_disk(&memory, setup, &out)?;
                 terminal::note(format_args!("time: not measured, because {reason}"));
                 return Ok(Outcome::Fine);
             }
         };
-        let planned = Planned::new(device.as_ref(), setup, &options, 0)?;
+        let planned = Planned::new(device.as_ref(), setup, options, 0)?;
         memory::show(&planned.memory, &format!("{} in {precision}", device.description()), device.free_memory());
         memory::ensure_disk(&planned.memory, setup, &out)?;
         planned.ensure_fits()?;
-        let estimate = estimate(device.as_ref(), setup, &options)?;
+        let estimate = estimate(device.as_ref(), setup, options)?;
         terminal::note(format_args!(
             "{} steps of {} images per epoch, {} steps in all",
             estimate.steps_per_epoch, setup.recipe.batch, estimate.steps

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use vit_graph::device::{Algorithms, Device, Executable, Memory, Parameters};
+use vit_graph::exchange::Exchange;
 use vit_graph::{Graph, GraphError, Precision, rewrite};
 use vit_system::host::{FreeMemory, MemoryLimit};
 
@@ -17,6 +18,7 @@ use crate::run::executable::CudaExecutable;
 pub struct Cuda {
     gpu: Arc<Gpu>,
     precision: Precision,
+    exchange: Option<Arc<dyn Exchange>>,
 }
 
 impl Cuda {
@@ -30,7 +32,12 @@ impl Cuda {
         if precision == Precision::Fp8 && (major, minor) < (8, 9) {
             return Err(Unavailable::NoFp8 { name: gpu.info.name.clone(), found: format!("{major}.{minor}") });
         }
-        Ok(Cuda { gpu, precision })
+        Ok(Cuda { gpu, precision, exchange: None })
+    }
+
+    /// In one of several processes that train together.
+    pub fn with_exchange(self, exchange: Arc<dyn Exchange>) -> Self {
+        Cuda { exchange: Some(exchange).filter(|exchange| exchange.processes() > 1), ..self }
     }
 
     /// The GPU's properties.
@@ -97,7 +104,8 @@ impl Device for Cuda {
     }
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
-        Ok(Box::new(CudaExecutable::new(self.gpu.clone(), self.prepare(graph)?, parameters)?))
+        let (gpu, prepared) = (self.gpu.clone(), self.prepare(graph)?);
+        Ok(Box::new(CudaExecutable::new(gpu, prepared, parameters, self.exchange.as_ref())?))
     }
 }
 

@@ -63,6 +63,11 @@ impl Processes {
         }
     }
 
+    /// The first failure of any process that this one noticed or was told of.
+    pub fn failure(&self) -> Option<ClusterError> {
+        self.0.as_ref().and_then(|group| group.health.failure())
+    }
+
     /// The exchange of gradients, for the device.
     pub fn exchange(&self) -> Option<Arc<dyn Exchange>> {
         self.0.clone().map(|group| group as Arc<dyn Exchange>)

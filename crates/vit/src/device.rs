@@ -5,6 +5,7 @@ use std::sync::{Arc, Once, OnceLock};
 
 use vit_cpu::Cpu;
 use vit_graph::device::Device;
+use vit_graph::exchange::Exchange;
 use vit_graph::{Graph, GraphError, Precision, rewrite};
 
 use crate::Error;
@@ -78,15 +79,23 @@ impl DeviceOptions {
 
     /// Opens the device. Threads may share it: every model that it runs keeps its own memory there.
     pub fn open(&self) -> Result<Arc<dyn Device>, Error> {
+        self.open_with_exchange(None)
+    }
+
+    /// The same for one of several processes that train together.
+    pub fn open_with_exchange(&self, exchange: Option<&Arc<dyn Exchange>>) -> Result<Arc<dyn Device>, Error> {
         let precision = self.precision;
         let runs_on_cpu = matches!(precision, Precision::F32 | Precision::Int8);
-        let cpu = || Arc::new(Cpu::new(self.threads));
+        let cpu = || match exchange {
+            Some(exchange) => Arc::new(Cpu::with_exchange(self.threads, exchange.clone())),
+            None => Arc::new(Cpu::new(self.threads)),
+        };
         let needs_gpu = |why: &str| Error::Precision { precision, reason: format!("needs a GPU, and {why}") };
         match self.device {
             DeviceChoice::Cpu if runs_on_cpu => Ok(cpu()),
             DeviceChoice::Cpu => Err(needs_gpu("the CPU was asked for; it has f32 and int8")),
             DeviceChoice::Auto if precision == Precision::Int8 => Ok(cpu()),
-            DeviceChoice::Auto => match gpu::open(0, precision) {
+            DeviceChoice::Auto => match gpu::open(0, precision, exchange) {
                 Ok(gpu) => Ok(gpu),
                 Err(reason) if runs_on_cpu => {
                     report_fallback(&reason);
@@ -98,7 +107,7 @@ impl DeviceOptions {
                 precision,
                 reason: "is only for the CPU; use f32, tf32, bf16, f16 or fp8 on a GPU".into(),
             }),
-            DeviceChoice::Cuda(ordinal) => gpu::open(ordinal, precision)
+            DeviceChoice::Cuda(ordinal) => gpu::open(ordinal, precision, exchange)
                 .map_err(|reason| Error::Device { device: format!("cuda:{ordinal}"), reason: reason.to_string() }),
         }
     }
@@ -137,9 +146,15 @@ mod gpu {
     pub use vit_cuda::Unavailable;
     use vit_graph::Precision;
     use vit_graph::device::Device;
+    use vit_graph::exchange::Exchange;
 
-    pub fn open(ordinal: usize, precision: Precision) -> Result<Arc<dyn Device>, Unavailable> {
-        Ok(Arc::new(Cuda::new(ordinal, precision)?))
+    pub fn open(
+        ordinal: usize,
+        precision: Precision,
+        exchange: Option<&Arc<dyn Exchange>>,
+    ) -> Result<Arc<dyn Device>, Unavailable> {
+        let gpu = Cuda::new(ordinal, precision)?;
+        Ok(Arc::new(exchange.map_or_else(|| gpu.clone(), |exchange| gpu.clone().with_exchange(exchange.clone()))))
     }
 
     /// Whether a user of this machine may have expected a GPU.
@@ -176,13 +191,18 @@ mod gpu {
 
     use vit_graph::Precision;
     use vit_graph::device::Device;
+    use vit_graph::exchange::Exchange;
 
     /// Why no GPU can be used.
     #[derive(Debug, thiserror::Error)]
     #[error("this program was built without the feature `cuda`")]
     pub struct Unavailable;
 
-    pub fn open(_ordinal: usize, _precision: Precision) -> Result<Arc<dyn Device>, Unavailable> {
+    pub fn open(
+        _ordinal: usize,
+        _precision: Precision,
+        _exchange: Option<&Arc<dyn Exchange>>,
+    ) -> Result<Arc<dyn Device>, Unavailable> {
         Err(Unavailable)
     }
 

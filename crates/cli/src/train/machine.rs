@@ -7,6 +7,7 @@ use vit::DeviceChoice;
 use vit_graph::device::Device;
 use vit_train::{Launch, Processes, TrainerOptions};
 
+use super::processes::Member;
 use crate::device_options::Placement;
 use crate::shell;
 
@@ -27,14 +28,19 @@ pub struct MachineArguments {
 }
 
 impl MachineArguments {
-    pub fn options(&self) -> TrainerOptions {
+    pub fn options(&self, processes: &Processes) -> TrainerOptions {
         TrainerOptions {
             threads: self.placement.threads(),
             cache_bytes: self.cache.unwrap_or(2048) << 20,
             save_every: Duration::try_from_secs_f64(60.0 * self.save_every.unwrap_or(5.0)).unwrap_or(Duration::MAX),
             recompute: self.recompute,
-            processes: Processes::default(),
+            processes: processes.clone(),
         }
+    }
+
+    /// These options at another place.
+    pub fn at(&self, placement: Placement) -> MachineArguments {
+        MachineArguments { placement, ..*self }
     }
 
     /// The record of how a run was started, for its folder.
@@ -51,16 +57,14 @@ impl MachineArguments {
     }
 
     /// These options; those not given are as when the run began.
-    pub fn or_as_begun(self, launch: &Launch) -> anyhow::Result<MachineArguments> {
+    pub fn or_as_begun(self, launch: &Launch, member: &Member) -> anyhow::Result<MachineArguments> {
         let begun_on = match launch.device.as_str() {
             "" => None,
             device => Some(device.parse::<DeviceChoice>().map_err(anyhow::Error::msg)?),
         };
+        let threads = self.placement.threads.or(launch.threads);
         Ok(MachineArguments {
-            placement: Placement {
-                device: self.placement.device.or(begun_on),
-                threads: self.placement.threads.or(launch.threads),
-            },
+            placement: member.placement(Placement { threads, ..self.placement }, begun_on),
             cache: self.cache.or(launch.cache),
             save_every: self.save_every.or(launch.save_every),
             recompute: self.recompute || launch.recompute,

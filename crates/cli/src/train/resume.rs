@@ -10,7 +10,8 @@ use vit_train::{ChangedData, RunConfig, RunFolder, Setup};
 
 use super::machine::MachineArguments;
 use super::parse_share;
-use super::run::PlannedRun;
+use super::processes::{Member, ProcessArguments};
+use super::run::{PlannedRun, assist};
 use crate::memory::{self, Planned};
 use crate::training_view::Reporting;
 use crate::{Outcome, terminal};
@@ -40,12 +41,19 @@ pub struct ResumeArguments {
     reporting: Reporting,
     #[command(flatten)]
     machine: MachineArguments,
+    #[command(flatten)]
+    processes: ProcessArguments,
 }
 
 pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
-    let ResumeArguments { run, accept_changed_data, max_unreadable, reporting, machine } = arguments;
+    arguments.processes.run(|member| resume_as(arguments, member))
+}
+
+fn resume_as(arguments: ResumeArguments, member: &Member) -> anyhow::Result<Outcome> {
+    let ResumeArguments { run, accept_changed_data, max_unreadable, reporting, machine, .. } = arguments;
     reporting.apply();
-    let run = RunFolder::resume(&run)?;
+    let processes = &member.processes;
+    let run = if processes.is_root() { RunFolder::resume(&run)? } else { RunFolder::open(&run)? };
     let launch = RunConfig::of(&run)?.launch;
     if run.last().is_empty() {
         bail!(
@@ -62,12 +70,13 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
         Setup::resume(&run, snapshot.config.clone(), changed)?
     };
     setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
+    setup.divide(processes)?;
     setup.report.iter().for_each(terminal::note);
     let precision: Precision = setup.settings.precision.parse().map_err(anyhow::Error::msg)?;
     let chosen = machine.placement.device.is_some();
-    let machine = machine.or_as_begun(&launch)?;
+    let machine = machine.or_as_begun(&launch, member)?;
     let device =
-        machine.placement.in_precision(precision).open().map_err(|error| match chosen || launch.device.is_empty() {
+        machine.placement.in_precision(precision).open_with_exchange(processes.exchange().as_ref()).map_err(|error| match chosen || launch.device.is_empty() {
             true => error.into(),
             false => anyhow!(
                 "{}: the run was begun on {} in {precision}, and that cannot be had here: {error}. Resume it where there \
@@ -77,9 +86,12 @@ pub fn resume(arguments: ResumeArguments) -> anyhow::Result<Outcome> {
             ),
         })?;
     let held = snapshot.weights.held_bytes() + snapshot.optimiser.held_bytes();
-    let planned = Planned::new(device.as_ref(), &setup, &machine.options(), held)?;
+    let planned = Planned::new(device.as_ref(), &setup, &machine.options(processes), held)?;
     planned.ensure_fits()?;
+    if !processes.is_root() {
+        return assist(device.as_ref(), &mut setup, Some(snapshot), &machine.options(processes));
+    }
     memory::announce(&planned.memory);
-    PlannedRun { planned: &planned, folder: &run, machine: &machine, reporting, launch: &launch }
+    PlannedRun { planned: &planned, folder: &run, machine: &machine, member, reporting, launch: &launch }
         .train(&mut setup, Some(snapshot))
 }

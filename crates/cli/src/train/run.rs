@@ -6,10 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, ensure};
 use serde_json::json;
 use vit_graph::GraphError;
+use vit_graph::device::Device;
 use vit_system::host;
-use vit_train::{Clock, Finished, Launch, RunFolder, Setup, Snapshot, TrainError, train};
+use vit_train::{Clock, Finished, Launch, RunFolder, Setup, Snapshot, TrainError, TrainerOptions, train};
 
 use super::machine::MachineArguments;
+use super::processes::Member;
 use crate::interrupt::Interrupt;
 use crate::memory::{self, Planned};
 use crate::table::bytes;
@@ -21,6 +23,7 @@ pub struct PlannedRun<'a> {
     pub planned: &'a Planned<'a>,
     pub folder: &'a RunFolder,
     pub machine: &'a MachineArguments,
+    pub member: &'a Member,
     pub reporting: Reporting,
     pub launch: &'a Launch,
 }
@@ -29,18 +32,25 @@ impl PlannedRun<'_> {
     /// Trains from the beginning, or from a snapshot.
     pub fn train(&self, setup: &mut Setup, from: Option<Snapshot>) -> anyhow::Result<Outcome> {
         let (device, folder) = (self.planned.device, self.folder);
-        terminal::note(format_args!("training on {} in {}", device.description(), setup.settings.precision));
+        let (place, precision, others) = (device.description(), &setup.settings.precision, self.member.description());
+        terminal::note(format_args!("training on {place} in {precision}{others}"));
         folder.write_command(&commands(folder.place(), self.launch)?)?;
         // A bucket that cannot be written to is an error now and not at the first checkpoint.
         folder.publish()?;
         let interrupt = Interrupt::listen()?;
         let mut view = View::new(self.reporting);
-        let finished = train(device, setup, folder, from, &self.machine.options(), &mut view, &interrupt.stop);
+        let options = self.machine.options(&self.member.processes);
+        let finished = train(device, setup, folder, from, &options, &mut view, &interrupt.stop);
         view.close();
         match finished {
-            // The device failed, not the run.
-            Err(error @ TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. }))
-                if !folder.last().is_empty() =>
+            // The device or another process failed, not the run.
+            Err(error)
+                if !folder.last().is_empty()
+                    && (error.is_of_another_process()
+                        || matches!(
+                            error,
+                            TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. })
+                        )) =>
             {
                 let resume = resume_command(folder.place());
                 Err(error).with_context(|| format!("`{resume}` continues from the last checkpoint"))
@@ -89,6 +99,18 @@ impl PlannedRun<'_> {
         ensure!(position.step > 0, "the recipe has no steps; check `length`");
         Ok(Outcome::Fine)
     }
+}
+
+/// Takes part in a run whose folder rank 0 has.
+pub fn assist(
+    device: &dyn Device,
+    setup: &mut Setup,
+    from: Option<Snapshot>,
+    options: &TrainerOptions,
+) -> anyhow::Result<Outcome> {
+    let interrupt = Interrupt::listen()?;
+    let finished = vit_train::assist(device, setup, from, options, &interrupt.stop)?;
+    Ok(if finished.complete { Outcome::Fine } else { interrupt.outcome() })
 }
 
 fn resume_command(run: &Path) -> String {

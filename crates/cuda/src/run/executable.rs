@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo, check_rows};
+use vit_graph::exchange::Exchange;
 use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::compile::{self, KernelVariant};
@@ -16,6 +17,7 @@ use crate::driver::{Event, Gpu, Stream, check, failure};
 use crate::plan::prepare::{Bases, Prepared};
 use crate::run::arguments::KernelArguments;
 use crate::run::capture::CapturedGraph;
+use crate::run::exchange::HostExchange;
 use crate::run::inputs::{DeviceInput, inputs};
 use crate::run::launch::{KernelLaunch, ReadyLaunch, Request, resolve_all};
 use crate::run::read_back::ReadBack;
@@ -24,6 +26,8 @@ use crate::run::weights;
 /// The launches of one node or fused group.
 struct LaunchStep {
     info: StepInfo,
+    /// The addresses of its operands.
+    reads: Vec<u64>,
     launches: Vec<ReadyLaunch>,
 }
 
@@ -52,6 +56,8 @@ pub(crate) struct CudaExecutable {
     steps: Vec<LaunchStep>,
     /// After all steps: new values of parameters that were not written in place, and their 16-bit copies.
     updates: Vec<ReadyLaunch>,
+    /// Sums over several processes, if there are any.
+    exchange: Option<HostExchange>,
     inputs: HashMap<String, DeviceInput>,
     /// Types and device addresses.
     outputs: HashMap<String, (Type, u64)>,
@@ -74,7 +80,12 @@ pub(crate) struct CudaExecutable {
 unsafe impl Send for CudaExecutable {}
 
 impl CudaExecutable {
-    pub fn new(gpu: Arc<Gpu>, prepared: Prepared, parameters: &mut dyn Parameters) -> Result<Self, GraphError> {
+    pub fn new(
+        gpu: Arc<Gpu>,
+        prepared: Prepared,
+        parameters: &mut dyn Parameters,
+        exchange: Option<&Arc<dyn Exchange>>,
+    ) -> Result<Self, GraphError> {
         let p = &prepared;
         gpu.enter()?;
         let (free, total) = gpu.memory()?;
@@ -92,11 +103,11 @@ impl CudaExecutable {
         let constants = weights::constants(p, &stored, &bases, scratch.address)?;
         let lowered = lowered(p, &stored, &bases)?;
         let updates = weights::updates(p, &bases);
-        let all = lowered.iter().flat_map(|(.., requests)| requests).chain(&constants).chain(&updates);
+        let all = lowered.iter().flat_map(|step| &step.requests).chain(&constants).chain(&updates);
         let variants: Vec<KernelVariant> = all.flat_map(Request::variants).collect();
         gpu.load(&variants)?;
 
-        let order: Vec<NodeId> = lowered.iter().map(|(node, ..)| *node).collect();
+        let order: Vec<NodeId> = lowered.iter().map(|step| step.node).collect();
         // SAFETY: the context is current; all requests were lowered for addresses in `arena`, `stored` and `scratch`,
         // which live until the stream is synchronised.
         let (steps, updates) = unsafe {
@@ -106,8 +117,8 @@ impl CudaExecutable {
                 launch.enqueue(&gpu, &stream)?;
             }
             let mut steps = Vec::with_capacity(lowered.len());
-            for (_, info, requests) in lowered {
-                steps.push(LaunchStep { info, launches: resolve_all(requests, &gpu, &stream)? });
+            for LoweredStep { info, reads, requests, .. } in lowered {
+                steps.push(LaunchStep { info, reads, launches: resolve_all(requests, &gpu, &stream)? });
             }
             let updates = resolve_all(updates, &gpu, &stream)?;
             // An input is zero until it is written, as on the CPU.
@@ -118,6 +129,10 @@ impl CudaExecutable {
         };
         stream.synchronize()?;
 
+        let exchange = match exchange {
+            Some(exchange) => HostExchange::new(&gpu, p, &bases, &order, exchange)?,
+            None => None,
+        };
         let (inputs, staging_bytes) = inputs(p, &bases, &order)?;
         let named = |value: Value| (p.graph.ty(value).clone(), p.operand(value, Some(&bases)).address);
         let outputs = p.graph.outputs().iter().map(|(name, value)| (name.clone(), named(*value))).collect();
@@ -133,6 +148,7 @@ impl CudaExecutable {
             state,
             steps,
             updates,
+            exchange,
             inputs,
             outputs,
             parameters,
@@ -182,10 +198,35 @@ impl CudaExecutable {
 
     /// Enqueues one step, or the updates after the last one.
     fn enqueue(&self, step: usize) -> Result<(), GraphError> {
-        let launches = self.steps.get(step).map_or(&self.updates, |step| &step.launches);
+        let (launches, reads) = match self.steps.get(step) {
+            Some(step) => (&step.launches, &step.reads[..]),
+            None => (&self.updates, &[][..]),
+        };
+        if let Some(exchange) = &self.exchange {
+            exchange.before(step, reads, &self.stream)?;
+            // The updates read whatever the run has computed.
+            if step == self.steps.len() {
+                exchange.join_all(&self.stream)?;
+            }
+        }
         // SAFETY: callers have made the context current; the invariant of `self` covers the addresses, and `drop`
-        // synchronises the stream before the buffers are freed.
-        launches.iter().try_for_each(|launch| unsafe { launch.enqueue(&self.gpu, &self.stream) })
+        // synchronises the streams before the buffers are freed.
+        unsafe {
+            launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, &self.stream))?;
+            self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.after(step, &self.stream))
+        }
+    }
+
+    /// Enqueues a step; after the last one of a segment, the second stream has joined the first.
+    fn enqueue_of_segment(&self, step: usize, last: usize) -> Result<(), GraphError> {
+        self.enqueue(step)?;
+        let exchange = self.exchange.as_ref().filter(|_| step == last);
+        exchange.map_or(Ok(()), |exchange| exchange.join_all(&self.stream))
+    }
+
+    /// The first error of an exchange with other processes.
+    fn check_exchange(&self) -> Result<(), GraphError> {
+        self.exchange.as_ref().map_or(Ok(()), HostExchange::failure)
     }
 
     /// Records the events of the inputs that this step is the last to read.
@@ -213,7 +254,7 @@ impl CudaExecutable {
         let mut first = 0;
         let mut segments = Vec::with_capacity(ends.len());
         for last in ends {
-            let graph = CapturedGraph::new(&self.stream, first..=last, |step| self.enqueue(step))?;
+            let graph = CapturedGraph::new(&self.stream, first..=last, |step| self.enqueue_of_segment(step, last))?;
             segments.push(CapturedSegment { graph, last });
             first = last + 1;
         }
@@ -237,12 +278,16 @@ impl CudaExecutable {
     }
 }
 
+/// A node or fused group with its requests.
+struct LoweredStep {
+    node: NodeId,
+    info: StepInfo,
+    reads: Vec<u64>,
+    requests: Vec<Request>,
+}
+
 /// The requests of every node that runs each time, and the contents of their tables in `stored`.
-fn lowered(
-    p: &Prepared,
-    stored: &DeviceBuffer,
-    bases: &Bases,
-) -> Result<Vec<(NodeId, StepInfo, Vec<Request>)>, GraphError> {
+fn lowered(p: &Prepared, stored: &DeviceBuffer, bases: &Bases) -> Result<Vec<LoweredStep>, GraphError> {
     let mut lowered = Vec::new();
     for id in (0..p.graph.nodes().len()).filter(|id| !p.constant[*id]) {
         let scratch = p.plan.workspace(id).map_or(0, |range| bases.arena + range.offset as u64);
@@ -250,7 +295,8 @@ fn lowered(
         for (address, content) in &emitter.contents {
             stored.upload(*address, content)?;
         }
-        lowered.push((id, p.info(id, &emitter), emitter.requests));
+        let reads = emitter.inputs.iter().map(|operand| operand.address).collect();
+        lowered.push(LoweredStep { node: id, info: p.info(id, &emitter), reads, requests: emitter.requests });
     }
     Ok(lowered)
 }
@@ -325,8 +371,9 @@ impl Executable for CudaExecutable {
     fn wait(&mut self) -> Result<(), GraphError> {
         self.gpu.enter()?;
         let copies = self.copy_stream.synchronize();
+        let exchanged = self.exchange.as_ref().map_or(Ok(()), HostExchange::synchronize);
         self.stream.synchronize()?;
-        copies
+        copies.and(exchanged).and(self.check_exchange())
     }
 
     fn steps(&self) -> Vec<StepInfo> {
@@ -378,7 +425,8 @@ impl Executable for CudaExecutable {
 
     fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.gpu.enter()?;
-        self.read_back.poll(into)
+        self.read_back.poll(into)?;
+        self.check_exchange()
     }
 
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {

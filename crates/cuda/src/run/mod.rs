@@ -2,6 +2,7 @@
 
 pub(crate) mod arguments;
 mod capture;
+pub(crate) mod exchange;
 pub(crate) mod executable;
 mod inputs;
 pub(crate) mod launch;
