@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use vit_data::augment::{ColourJitter, Erasing};
-use vit_data::loader::{LabelCount, UnreadableLimit};
+use vit_data::loader::{BatchParts, LabelCount, UnreadableLimit};
 use vit_data::{
     ApplyPreprocess, Augmentation, Batch, BatchPosition, Crop, Image, ImageError, LastBatch, Loader, LoaderError,
     LoaderSettings, Mix, Mixing, Preprocess, Samples, TrainTransform,
@@ -116,6 +116,37 @@ impl From<Batch> for BatchContent {
 fn run(samples: GeneratedImages, settings: LoaderSettings, start: BatchPosition, batches: usize) -> Vec<BatchContent> {
     let mut loader = Loader::new(Arc::new(samples), settings, start).unwrap();
     (0..batches).map(|_| loader.next().unwrap().into()).collect()
+}
+
+#[test]
+fn processes_load_the_parts_of_one_batch() {
+    let load = |parts: BatchParts, count: usize| {
+        let settings = LoaderSettings { batch: 8, parts, threads: count, ..busy() };
+        let samples = GeneratedImages { broken: |index| index == 5, ..GeneratedImages::new(40) };
+        run(
+            samples,
+            LoaderSettings { unreadable: UnreadableLimit { share: 1.0, after: 0 }, ..settings },
+            BatchPosition::default(),
+            9,
+        )
+    };
+    let whole = load(BatchParts::all(4), 2);
+    for processes in [2, 3, 4] {
+        let shares: Vec<_> =
+            (0..processes).map(|rank| load(BatchParts::of_process(4, rank, processes), rank + 1)).collect();
+        for (step, expected) in whole.iter().enumerate() {
+            let own = || shares.iter().map(|share| &share[step]);
+            assert_eq!(own().flat_map(|batch| batch.images.clone()).collect::<Vec<_>>(), expected.images);
+            assert_eq!(own().flat_map(|batch| batch.targets.clone()).collect::<Vec<_>>(), expected.targets);
+            assert_eq!(own().flat_map(|batch| batch.samples.clone()).collect::<Vec<_>>(), expected.samples);
+            assert!(own().all(|batch| batch.mixing == expected.mixing && batch.position == expected.position));
+        }
+    }
+    // Partners are in one part.
+    assert_ne!(whole, load(BatchParts::all(1), 2));
+    let uneven = LoaderSettings { parts: BatchParts::all(3), ..busy() };
+    let error = Loader::new(Arc::new(GeneratedImages::new(40)), uneven, BatchPosition::default()).err().unwrap();
+    assert_eq!(error, LoaderError::Parts { batch: 4, parts: 3 });
 }
 
 #[test]
