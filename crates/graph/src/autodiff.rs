@@ -93,6 +93,7 @@ fn differentiate(
         }
         graph.leave();
     }
+    graph.set_phase(phase);
     for (i, v) in wrt.iter().enumerate() {
         if finished[i].is_some() {
             continue;
@@ -106,7 +107,6 @@ fn differentiate(
         };
         finished[i] = Some(finish(graph, i, gradient)?);
     }
-    graph.set_phase(phase);
     Ok(finished.into_iter().flatten().collect())
 }
 
