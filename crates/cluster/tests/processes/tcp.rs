@@ -33,11 +33,6 @@ fn working(role: &str, size: usize, silence: &str) -> Vec<Process> {
     ranks
 }
 
-/// Takes the process of a rank out of the others.
-fn take(ranks: &mut Vec<Process>, rank: usize) -> Process {
-    ranks.remove(rank)
-}
-
 fn ends_with(ranks: Vec<Process>, sentence: &str) {
     for rank in ranks {
         let (status, errors) = rank.end();
@@ -65,7 +60,7 @@ fn processes_add_to_the_same_bits() {
 #[test]
 fn a_killed_rank_ends_all_others() {
     let mut ranks = working("work", 3, "15");
-    let killed = take(&mut ranks, 1);
+    let killed = ranks.remove(1);
     killed.signal("-KILL");
     let start = Instant::now();
     ends_with(ranks, &format!("rank 1 on {} died: its connection was closed", host()));
@@ -75,7 +70,7 @@ fn a_killed_rank_ends_all_others() {
 #[test]
 fn a_stopped_rank_ends_all_others() {
     let mut ranks = working("work", 3, "1");
-    let stopped = take(&mut ranks, 2);
+    let stopped = ranks.remove(2);
     stopped.signal("-STOP");
     ends_with(ranks, &format!("rank 2 on {} has been silent for 1 s: it hangs, or its network is down", host()));
     // It comes back to a run that is over.
@@ -86,21 +81,22 @@ fn a_stopped_rank_ends_all_others() {
 #[test]
 fn rank_0_is_watched_as_well() {
     let mut ranks = working("work", 3, "1");
-    take(&mut ranks, 0).signal("-STOP");
+    let stopped = ranks.remove(0);
+    stopped.signal("-STOP");
     ends_with(ranks, &format!("rank 0 on {} has been silent for 1 s", host()));
 }
 
 #[test]
 fn the_error_of_a_rank_is_that_of_all() {
     let mut ranks = working("fail at 1", 4, "15");
-    assert_eq!(take(&mut ranks, 1).end(), (Some(3), "cat.jpg: not an image\n".into()));
+    assert_eq!(ranks.remove(1).end(), (Some(3), "cat.jpg: not an image\n".into()));
     ends_with(ranks, &format!("rank 1 on {} failed: cat.jpg: not an image", host()));
 }
 
 #[test]
 fn a_panic_ends_all_ranks() {
     let mut ranks = working("panic at 1", 2, "15");
-    assert_eq!(take(&mut ranks, 1).end().0, Some(101));
+    assert_eq!(ranks.remove(1).end().0, Some(101));
     ends_with(ranks, &format!("rank 1 on {} failed: it panicked", host()));
 }
 
