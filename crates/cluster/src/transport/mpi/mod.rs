@@ -463,7 +463,8 @@ impl Invitation {
     }
 }
 
-/// Pauses between polls: none at first, then a tenth of the time waited so far.
+/// Pauses between polls: none at first, then a tenth of the time waited so far. Sleeps rather than yields: on a loaded
+/// machine a yield gives away a whole time slice (an all-reduce of 23 MB between two ranks took 80 ms instead of 14).
 struct Pause {
     start: Instant,
     polls: usize,
@@ -476,8 +477,8 @@ impl Pause {
 
     fn grow(&mut self) {
         self.polls += 1;
-        if self.polls < 100 {
-            std::thread::yield_now();
+        if self.polls < 10 {
+            std::hint::spin_loop();
         } else {
             let pause = self.start.elapsed() / 10;
             std::thread::sleep(pause.clamp(Duration::from_micros(20), Duration::from_millis(1)));
