@@ -3,6 +3,7 @@
 
 mod launch;
 mod mpi;
+mod namespaces;
 mod ranks;
 mod tcp;
 
