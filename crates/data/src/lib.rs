@@ -37,7 +37,7 @@ pub use image::{Image, ShapeError};
 pub use loader::{Batch, BatchPosition, LastBatch, Loader, LoaderError, LoaderSettings};
 pub use mix::{Mix, Mixing};
 pub use pipeline::Pipeline;
-pub use preprocess::{ApplyPreprocess, CropMode, CropRule, Preprocess, PreprocessError, Region};
+pub use preprocess::{ApplyPreprocess, CropMode, CropRule, Preprocess, PreprocessError, Region, Resizer};
 pub use resize::{Filter, ResizeError, UnknownFilter, resize, resize_box};
 pub use samples::Samples;
 pub use transform::{Augmentation, Crop, TrainTransform, TransformError};

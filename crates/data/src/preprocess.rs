@@ -5,11 +5,11 @@
 mod normalise;
 
 use crate::image::Image;
-use crate::resize::resize_window;
+use crate::resize::{resize_window, torchvision};
 use std::ops::Range;
 
 pub(crate) use normalise::Channel;
-pub use vit_preprocess::{CropMode, CropRule, Preprocess, PreprocessError};
+pub use vit_preprocess::{CropMode, CropRule, Preprocess, PreprocessError, Resizer};
 
 /// A rectangle in an image, in fractional pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,6 +49,9 @@ impl ApplyPreprocess for Preprocess {
     }
 
     fn apply_into(&self, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError> {
+        if self.resizer == Resizer::TorchvisionFloats && self.channels() == 3 {
+            return apply_floats(self, image, out);
+        }
         let cropped = self.crop(image)?;
         self.normalise_into(&cropped, out)
     }
@@ -77,10 +80,13 @@ impl ApplyPreprocess for Preprocess {
         };
         let [height, width] = self.image_size;
         let (new_width, new_height) = resized(self, image.width(), image.height());
-        let across = CropPlacement::new(new_width, width, self.crop_rule);
-        let down = CropPlacement::new(new_height, height, self.crop_rule);
-        let part =
-            resize_window(image, (new_width, new_height), across.kept.clone(), down.kept.clone(), self.interpolation);
+        let across = CropPlacement::new(new_width, width, self);
+        let down = CropPlacement::new(new_height, height, self);
+        let (size, columns, rows) = ((new_width, new_height), across.kept.clone(), down.kept.clone());
+        let part = match self.resizer {
+            Resizer::Pillow => resize_window(image, size, columns, rows, self.interpolation),
+            _ => torchvision::resize_bytes(image, size, columns, rows, self.interpolation),
+        };
         if part.width() == width && part.height() == height {
             return Ok(part);
         }
@@ -100,7 +106,7 @@ impl ApplyPreprocess for Preprocess {
         self.validate()?;
         let (new_width, new_height) = resized(self, width.max(1), height.max(1));
         let side = |length: usize, resized: usize, target: usize| {
-            let CropPlacement { kept, margin } = CropPlacement::new(resized, target, self.crop_rule);
+            let CropPlacement { kept, margin } = CropPlacement::new(resized, target, self);
             let scale = length as f64 / resized as f64;
             ((kept.start as f64 - margin as f64) * scale, target as f64 * scale)
         };
@@ -108,6 +114,31 @@ impl ApplyPreprocess for Preprocess {
         let (y, down) = side(height, new_height, self.image_size[0]);
         Ok(Region { x, y, width: across, height: down })
     }
+}
+
+/// Resizes, crops and normalises without rounding to bytes in between.
+fn apply_floats(preprocess: &Preprocess, image: &Image, out: &mut [f32]) -> Result<(), PreprocessError> {
+    preprocess.validate()?;
+    let [height, width] = preprocess.image_size;
+    if out.len() != 3 * height * width {
+        return Err(PreprocessError::OutputLength { expected: 3 * height * width, found: out.len() });
+    }
+    let size = resized(preprocess, image.width(), image.height());
+    let across = CropPlacement::new(size.0, width, preprocess);
+    let down = CropPlacement::new(size.1, height, preprocess);
+    let (columns, rows) = (across.kept.clone(), down.kept.clone());
+    let part = torchvision::resize_floats(image, size, columns.clone(), rows.clone(), preprocess.interpolation);
+    for (channel, plane) in out.chunks_exact_mut(height * width).enumerate() {
+        let (mean, std) = (preprocess.mean[channel], preprocess.std[channel]);
+        plane.fill(-mean / std);
+        for (y, row) in part.chunks_exact(columns.len() * 3).enumerate() {
+            let plane = &mut plane[(down.margin + y) * width + across.margin..];
+            for (value, pixel) in plane.iter_mut().zip(row.chunks_exact(3)) {
+                *value = (pixel[channel] / 255.0 - mean) / std;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Width and height of an image after resizing and before cropping.
@@ -150,14 +181,14 @@ struct CropPlacement {
 }
 
 impl CropPlacement {
-    fn new(length: usize, target: usize, rule: CropRule) -> Self {
+    fn new(length: usize, target: usize, preprocess: &Preprocess) -> Self {
         if length <= target {
             let missing = target - length;
-            let margin = if rule == CropRule::Transformers { missing.div_ceil(2) } else { missing / 2 };
-            return Self { kept: 0..length, margin };
+            let up = preprocess.crop_rule == CropRule::Transformers && preprocess.resizer == Resizer::Pillow;
+            return Self { kept: 0..length, margin: if up { missing.div_ceil(2) } else { missing / 2 } };
         }
         let excess = length - target;
-        let start = match rule {
+        let start = match preprocess.crop_rule {
             CropRule::Transformers => excess / 2,
             // Half to even again: an excess of 1 crops from 0, an excess of 3 from 2.
             CropRule::Torchvision => (excess as f64 / 2.0).round_ties_even() as usize,

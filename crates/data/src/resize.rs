@@ -7,6 +7,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod passes;
+pub(crate) mod torchvision;
 
 use crate::image::Image;
 use passes::{horizontal, vertical};

@@ -105,6 +105,43 @@ impl std::str::FromStr for CropMode {
     }
 }
 
+/// The library whose arithmetic resizes images.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Resizer {
+    /// Pillow: weights of 22 bits, bytes after each of the two passes. timm and most image processors of transformers.
+    #[default]
+    Pillow,
+    /// torchvision on tensors of bytes: weights of 15 bits. transformers' processors of that backend ("fast").
+    Torchvision,
+    /// torchvision on tensors of floats, without rounding. DINOv3's processor.
+    TorchvisionFloats,
+}
+
+impl Resizer {
+    /// All of them.
+    pub const ALL: [Resizer; 3] = [Resizer::Pillow, Resizer::Torchvision, Resizer::TorchvisionFloats];
+
+    /// The name in files of this project.
+    pub fn name(self) -> &'static str {
+        match self {
+            Resizer::Pillow => "pillow",
+            Resizer::Torchvision => "torchvision",
+            Resizer::TorchvisionFloats => "torchvision_floats",
+        }
+    }
+}
+
+impl std::str::FromStr for Resizer {
+    type Err = PreprocessError;
+
+    fn from_str(name: &str) -> Result<Self, PreprocessError> {
+        Resizer::ALL
+            .into_iter()
+            .find(|resizer| resizer.name() == name)
+            .ok_or_else(|| PreprocessError::UnknownResizer(name.to_owned()))
+    }
+}
+
 /// The library whose rounding a crop follows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CropRule {
@@ -112,8 +149,8 @@ pub enum CropRule {
     /// of what is missing, rounded down. For an input that is not square, the image is resized to cover it.
     #[default]
     Torchvision,
-    /// transformers: a crop begins at half of the excess, rounded down, and padding before the image is rounded up. The
-    /// image's shorter side is resized to the input's shorter side divided by `crop_pct`.
+    /// transformers: a crop begins at half of the excess, rounded down, and padding before the image is rounded up, or down
+    /// where torchvision resizes. The image's shorter side is resized to the input's shorter side divided by `crop_pct`.
     Transformers,
 }
 
@@ -151,6 +188,9 @@ pub enum PreprocessError {
     /// A name that no crop rule has.
     #[error("unknown crop rule \"{0}\"; use torchvision or transformers")]
     UnknownCropRule(String),
+    /// A name that no resizer has.
+    #[error("unknown resizer \"{0}\"; use pillow, torchvision or torchvision_floats")]
+    UnknownResizer(String),
     /// `image_size` is out of range.
     #[error("image_size is {height} x {width}, each side must be 1 to {MAX_SIDE}")]
     ImageSize {
@@ -204,6 +244,8 @@ pub struct Preprocess {
     pub crop_mode: CropMode,
     /// How the crop's position is rounded.
     pub crop_rule: CropRule,
+    /// Whose arithmetic resizes.
+    pub resizer: Resizer,
     /// The filter for resizing.
     pub interpolation: Filter,
     /// Mean per channel, subtracted from values in 0..1; a single value makes a grey model.
@@ -227,6 +269,7 @@ impl Preprocess {
             crop_pct: 0.9,
             crop_mode: CropMode::Center,
             crop_rule: CropRule::Torchvision,
+            resizer: Resizer::Pillow,
             interpolation: Filter::Bicubic,
             mean: vec![0.5; 3],
             std: vec![0.5; 3],
