@@ -37,7 +37,7 @@ pub fn adapt(
     let left_over = adaptation.left_over(&graph, to);
     let Adaptation { new, report, wrong, .. } = adaptation;
     if !wrong.is_empty() {
-        return Err(ModelError::Unmatched(list(&wrong)));
+        return Err(ModelError::unmatched(&wrong));
     }
     left_over.iter().for_each(|name| {
         weights.tensors.remove(name);
@@ -247,17 +247,4 @@ fn resample_window(tensor: &Tensor, old: [usize; 2], new: [usize; 2]) -> Result<
         [_, _, _] => Some(relative::resample_by_head(tensor, old, new)?),
         _ => None,
     })
-}
-
-/// The first lines of a list, and their number if there are more.
-fn list(lines: &[String]) -> String {
-    let mut text = String::new();
-    for line in lines.iter().take(12) {
-        text.push_str("\n  ");
-        text.push_str(line);
-    }
-    if lines.len() > 12 {
-        text.push_str(&format!("\n  … {} in all", lines.len()));
-    }
-    text
 }

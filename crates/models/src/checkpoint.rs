@@ -107,18 +107,34 @@ impl Checkpoint {
         } else {
             weights::read(&source)?
         };
-        let (mut weights, scheme) = match &described {
-            Some((config, Some(kind))) if kind.recognises(&raw, &config.architecture) => {
-                (kind.to_canonical(raw, &config.architecture)?, Scheme::HuggingFace)
-            }
-            _ => names::canonical(raw)?,
-        };
-        let mut config = match described {
-            Some((config, _)) => config,
-            None => guess(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?,
-        };
         let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
-        let mut report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+        let opened = match described {
+            Some(Described { config, kind: Some(kind), json }) if kind.recognises(&raw, &config.architecture) => {
+                let tensors = raw.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect();
+                let (model, scheme) = (config.architecture.clone(), Scheme::HuggingFace);
+                kind.to_canonical(raw, &model)
+                    .map_err(ModelError::from)
+                    .and_then(|mut weights| {
+                        let report = adapt(&mut weights, scheme, &model, &model, leniency)?;
+                        Ok((config, weights, scheme, report))
+                    })
+                    .map_err(|error| match &kind.misfits(&tensors, &json, &model)[..] {
+                        [] => error,
+                        lines => ModelError::unmatched(lines),
+                    })
+            }
+            described => names::canonical(raw).map_err(ModelError::from).and_then(|(mut weights, scheme)| {
+                let config = match described {
+                    Some(Described { config, .. }) => config,
+                    None => {
+                        guess(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?
+                    }
+                };
+                let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+                Ok((config, weights, scheme, report))
+            }),
+        };
+        let (mut config, weights, scheme, mut report) = opened?;
         if config.labels.is_empty()
             && let Some(names) = labels::usual(config.architecture.classes())
         {
@@ -245,16 +261,24 @@ fn read_json(path: &Path) -> Result<Option<Value>, ModelError> {
 
 /// The configuration of a folder, if it has one.
 pub fn read_config(folder: &Path) -> Result<Option<Config>, ModelError> {
-    Ok(read_described(folder)?.map(|(config, _)| config))
+    Ok(read_described(folder)?.map(|described| described.config))
 }
 
-/// The configuration of a folder, and transformers' model type if it is one.
-fn read_described(folder: &Path) -> Result<Option<(Config, Option<&'static ModelType>)>, ModelError> {
+/// A folder's configuration.
+struct Described {
+    config: Config,
+    /// The model type, if it is one of transformers'.
+    kind: Option<&'static ModelType>,
+    /// The file.
+    json: Value,
+}
+
+fn read_described(folder: &Path) -> Result<Option<Described>, ModelError> {
     let path = folder.join("config.json");
     let Some(json) = read_json(&path)? else { return Ok(None) };
     let preprocessor = read_json(&folder.join("preprocessor_config.json"))?;
     let config = config::parse(&json, preprocessor.as_ref()).map_err(|what| ModelError::Config { path, what })?;
-    Ok(Some((config, hugging_face::model_type(&json))))
+    Ok(Some(Described { config, kind: hugging_face::model_type(&json), json }))
 }
 
 /// The weights file of a folder: one of the usual names, or the only one with a known extension.

@@ -72,6 +72,21 @@ pub enum ModelError {
     Graph(#[from] GraphError),
 }
 
+impl ModelError {
+    /// The first lines about weights that do not match, and their number if there are more.
+    pub(crate) fn unmatched(lines: &[String]) -> Self {
+        let mut text = String::new();
+        for line in lines.iter().take(12) {
+            text.push_str("\n  ");
+            text.push_str(line);
+        }
+        if lines.len() > 12 {
+            text.push_str(&format!("\n  … {} in all", lines.len()));
+        }
+        ModelError::Unmatched(text)
+    }
+}
+
 fn hint(suggestions: &[String]) -> String {
     if suggestions.is_empty() { String::new() } else { format!(" (did you mean {}?)", suggestions.join(", ")) }
 }

@@ -43,7 +43,7 @@ pub use layers::Mode;
 pub use problem_type::ProblemType;
 pub use registry::register;
 pub use variant::{Variant, suggestions, variant, variants};
-pub use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError, UnknownFilter};
+pub use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError, Resizer, UnknownFilter};
 
 use registry::Registered;
 

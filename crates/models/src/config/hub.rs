@@ -8,7 +8,7 @@ use super::{Arguments, Config};
 use crate::architecture::Architecture;
 use crate::problem_type::ProblemType;
 use crate::variant::{suggestions, variant, variants};
-use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError};
+use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, PreprocessError, Resizer};
 
 /// Published models that have no name in timm.
 const NOT_IN_TIMM: [&str; 2] = ["vit_medium_patch32_224", "vit_medium_patch16_224"];
@@ -90,6 +90,9 @@ pub(super) fn apply_extra(map: &Map<String, Value>, config: &mut Config) -> Resu
     if let Some(rule) = extra.text("crop_rule")? {
         config.preprocessing.crop_rule = rule.parse().map_err(|error: PreprocessError| error.to_string())?;
     }
+    if let Some(resizer) = extra.text("resizer")? {
+        config.preprocessing.resizer = resizer.parse().map_err(|error: PreprocessError| error.to_string())?;
+    }
     config.architecture.configure_extra(&extra)
 }
 
@@ -106,6 +109,7 @@ pub(super) fn preprocessing(cfg: &Map<String, Value>, usual: Preprocess) -> Resu
         crop_pct: cfg.get("crop_pct").and_then(Value::as_f64).unwrap_or(usual.crop_pct),
         crop_mode: crop_mode.unwrap_or(usual.crop_mode),
         crop_rule: usual.crop_rule,
+        resizer: usual.resizer,
         interpolation: interpolation.unwrap_or(usual.interpolation),
         mean: floats("mean").unwrap_or(usual.mean),
         std: floats("std").unwrap_or(usual.std),
@@ -220,6 +224,9 @@ pub fn timm_config(config: &Config) -> Value {
     if p.crop_rule != CropRule::default() {
         extra.insert("crop_rule".into(), json!(p.crop_rule.name()));
     }
+    if p.resizer != Resizer::default() {
+        extra.insert("resizer".into(), json!(p.resizer.name()));
+    }
     extra.extend(form.extra);
     if !extra.is_empty() {
         root[EXTRA] = Value::Object(extra);
@@ -243,6 +250,11 @@ pub fn timm_differences(config: &Config) -> Vec<String> {
 fn crop_difference(p: &Preprocess) -> Option<String> {
     if p.crop_mode == CropMode::Unscaled {
         return Some("timm cannot leave images at their size; prepare them yourself".into());
+    }
+    if p.resizer != Resizer::Pillow {
+        return Some(
+            "timm cuts and resizes images by Pillow, this model by torchvision; its answers differ a little".into(),
+        );
     }
     let whole = p.crop_mode == CropMode::Squash && p.crop_pct == 1.0;
     (p.crop_rule == CropRule::Transformers && !whole).then(|| {

@@ -1,17 +1,21 @@
 //! transformers' model types: one file each, with the configuration in and out and the names of its tensors, and one line in
 //! [`TYPES`]. Unsupported options are errors that name them.
 
+mod beit;
 mod bit;
 mod clip;
 mod convnext;
 mod deit;
 mod dinov2;
+mod dinov3_vit;
 mod efficientnet;
 mod ijepa;
+mod misfit;
 mod names;
 mod processor;
 mod resnet;
 mod siglip;
+mod siglip2;
 mod swin;
 mod vision_transformer;
 mod vit;
@@ -40,12 +44,18 @@ const TYPES: &[ModelType] = &[
     vit_msn::TYPE,
     dinov2::TYPE,
     dinov2::WITH_REGISTERS,
+    dinov3_vit::TYPE,
     ijepa::TYPE,
+    beit::TYPE,
+    beit::DATA2VEC,
     clip::TYPE,
     clip::BOTH_TOWERS,
     siglip::TYPE,
     siglip::BOTH_TOWERS,
+    siglip2::TYPE,
+    siglip2::BOTH_TOWERS,
     swin::TYPE,
+    swin::V2,
     convnext::TYPE,
     convnext::V2,
     resnet::TYPE,

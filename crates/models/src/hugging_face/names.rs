@@ -118,6 +118,11 @@ impl<'a> Matched<'a> {
     }
 }
 
+/// Whether a tensor is no parameter.
+pub(super) fn is_buffer(name: &str) -> bool {
+    BUFFERS.iter().any(|buffer| name.ends_with(buffer))
+}
+
 /// Tensors under canonical names, with thirds stacked and axes of length 1 as in the model.
 pub(super) fn to_canonical(
     weights: Weights,
@@ -130,8 +135,7 @@ pub(super) fn to_canonical(
     let mut thirds: BTreeMap<String, [Option<Tensor>; 3]> = BTreeMap::new();
     for (name, tensor) in weights.tensors {
         let inner = name.strip_prefix(base).unwrap_or(&name);
-        let buffer = BUFFERS.iter().any(|buffer| name.ends_with(buffer));
-        if buffer || unused.iter().any(|unused| inner.starts_with(unused) || name.starts_with(unused)) {
+        if is_buffer(&name) || unused.iter().any(|unused| inner.starts_with(unused) || name.starts_with(unused)) {
             continue;
         }
         match names.ours(inner).or_else(|| names.ours(&name)) {

@@ -1,12 +1,12 @@
-//! Image processors: `preprocessor_config.json` in and out. Resizing is Pillow's, as in transformers' classes of that backend;
-//! those of the torchvision backend round differently in the last bit of a pixel.
+//! Image processors: `preprocessor_config.json` in and out. Resizing is Pillow's, as published weights were evaluated; it is
+//! torchvision's where the file names a class of that backend (`…Fast`, DINOv3's) or says `use_fast`.
 
 use serde_json::{Map, Value, json};
 
 use crate::config::Config;
 use crate::config::timm::short;
 use crate::vit::Vit;
-use vit_preprocess::{CropMode, CropRule, Filter, Preprocess};
+use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, Resizer};
 
 /// The usual scale of bytes.
 const TO_UNIT: f64 = 1.0 / 255.0;
@@ -29,6 +29,10 @@ pub(super) fn vit() -> Preprocess {
 pub(super) fn vit_imagenet() -> Preprocess {
     let Preprocess { mean, std, .. } = Preprocess::imagenet();
     Preprocess { mean, std, interpolation: Filter::Bicubic, ..vit() }
+}
+
+pub(super) fn dinov3() -> Preprocess {
+    Preprocess { interpolation: Filter::Bilinear, resizer: Resizer::TorchvisionFloats, ..vit_imagenet() }
 }
 
 pub(super) fn deit() -> Preprocess {
@@ -119,9 +123,11 @@ fn size(map: &Map<String, Value>, name: &str, by_shorter_side: bool) -> Result<O
 /// The preprocessing of a `preprocessor_config.json`. Unless the model takes `any_size`, its image size is kept, and only
 /// the share of a crop is the file's.
 pub(super) fn parse(map: &Map<String, Value>, usual: &Preprocess, any_size: bool) -> Result<Preprocess, String> {
-    let kind = ["image_processor_type", "feature_extractor_type"].iter().find_map(|key| map.get(*key)?.as_str());
-    let kind =
-        kind.and_then(|kind| CLASSES.iter().find(|class| kind.to_lowercase().starts_with(&class.name.to_lowercase())));
+    let named = ["image_processor_type", "feature_extractor_type"].iter().find_map(|key| map.get(*key)?.as_str());
+    let begins = |name: &str| named.is_some_and(|named| named.to_lowercase().starts_with(&name.to_lowercase()));
+    let kind = CLASSES.iter().find(|class| begins(class.name));
+    let use_fast = map.get("use_fast").and_then(Value::as_bool) == Some(true);
+    let fast = use_fast || named.is_some_and(|named| named.ends_with("Fast"));
     let flag = |name: &str| map.get(name).and_then(Value::as_bool);
     let by_shorter_side = kind.map_or(usual.crop_mode == CropMode::Center, |kind| kind.by_shorter_side);
     let resized = size(map, "size", by_shorter_side)?;
@@ -134,7 +140,13 @@ pub(super) fn parse(map: &Map<String, Value>, usual: &Preprocess, any_size: bool
     let crop = crop.or(crops.then_some(usual.image_size)).filter(|_| crops);
     let by_fraction = kind.is_some_and(|kind| kind.crop_pct) || (kind.is_none() && map.contains_key("crop_pct"));
 
-    let mut found = Preprocess { crop_rule: CropRule::Transformers, ..usual.clone() };
+    let resizer = match kind {
+        // It rescales before it resizes.
+        Some(ProcessorClass { name: "DINOv3ViT", .. }) => Resizer::TorchvisionFloats,
+        _ if fast => Resizer::Torchvision,
+        _ => Resizer::Pillow,
+    };
+    let mut found = Preprocess { crop_rule: CropRule::Transformers, resizer, ..usual.clone() };
     if flag("do_resize") == Some(false) {
         found.crop_mode = if crops { CropMode::Unscaled } else { CropMode::Squash };
         found.crop_pct = 1.0;
@@ -242,6 +254,9 @@ fn share(crop: f64, size: f64) -> f64 {
 /// How transformers will prepare images differently when it opens [`hugging_face_preprocessor`], one line each.
 pub fn hugging_face_differences(config: &Config) -> Vec<String> {
     let p = &config.preprocessing;
+    if p.resizer == Resizer::TorchvisionFloats && !writes_dinov3(p) {
+        return vec!["transformers cannot crop images as this model does; prepare them yourself".into()];
+    }
     let ours = p.crop_rule == CropRule::Transformers;
     let [height, width] = p.image_size;
     match p.crop_mode {
@@ -283,12 +298,14 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
     };
     // Not every class keeps the aspect ratio, or crops; all of them read the same fields.
     let class = match (squashed, crops) {
+        _ if writes_dinov3(p) => "DINOv3ViTImageProcessor",
         (true, false) if !distilled => "ViTImageProcessor",
         (true, _) => "DeiTImageProcessor",
         (false, _) => "CLIPImageProcessor",
     };
+    let backend = if p.resizer == Resizer::Torchvision { "Fast" } else { "" };
     json!({
-        "image_processor_type": class,
+        "image_processor_type": format!("{class}{backend}"),
         "do_resize": p.crop_mode != CropMode::Unscaled,
         "size": size,
         "resample": resample,
@@ -300,4 +317,9 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
         "image_mean": p.mean.iter().map(|&v| short(v)).collect::<Vec<_>>(),
         "image_std": p.std.iter().map(|&v| short(v)).collect::<Vec<_>>(),
     })
+}
+
+/// Whether this is the preprocessing of DINOv3's class.
+fn writes_dinov3(p: &Preprocess) -> bool {
+    p.resizer == Resizer::TorchvisionFloats && p.crop_mode == CropMode::Squash && p.crop_pct == 1.0
 }

@@ -1,4 +1,4 @@
-//! `siglip_vision_model`, and the vision tower of `siglip` (also SigLIP 2 at a fixed resolution): ViT without a class token,
+//! `siglip_vision_model`, and the vision tower of `siglip` (SigLIP 2 of a fixed resolution has this type, too): ViT without a class token,
 //! pooled by attention. A classifier reads the mean of the patches instead.
 
 use vit_graph::ops::Activation;
@@ -60,7 +60,7 @@ pub(super) const BOTH_TOWERS: ModelType = ModelType {
     ..TYPE
 };
 
-fn tower(args: &Arguments, task: Task) -> Result<Vit, String> {
+pub(super) fn tower(args: &Arguments, task: Task) -> Result<Vit, String> {
     let pooled = args.flag("vision_use_head")?.unwrap_or(true) && task.labels == 0;
     let vit = read(args, task, 1e-6)?;
     Ok(Vit {
@@ -73,7 +73,7 @@ fn tower(args: &Arguments, task: Task) -> Result<Vit, String> {
 }
 
 /// The attention pool's query projection is apart from those of keys and values here.
-fn convert(weights: &mut Weights, model: &Architecture) -> Result<(), WeightsError> {
+pub(super) fn convert(weights: &mut Weights, model: &Architecture) -> Result<(), WeightsError> {
     if model.downcast_ref::<Vit>().is_none_or(|vit| vit.pooling != Pooling::Map) {
         weights.tensors.retain(|name, _| !name.starts_with("attn_pool."));
         return Ok(());

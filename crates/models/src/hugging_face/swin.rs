@@ -1,11 +1,11 @@
-//! `swin`: patches are merged at the end of a stage in transformers, at the start of the next one here.
+//! `swin` and `swinv2`: patches are merged at the end of a stage in transformers, at the start of the next one here.
 
 use vit_graph::ops::Activation;
 
 use super::names::Names;
 use super::{ModelType, Task, processor, unchanged};
 use crate::config::Arguments;
-use crate::swin::Swin;
+use crate::swin::{Swin, SwinVersion};
 
 const NAMES: &[(&str, &str)] = &[
     ("embeddings.patch_embeddings.projection", "patch_embed.proj"),
@@ -48,6 +48,33 @@ pub(super) const TYPE: ModelType = ModelType {
     preprocessing: processor::vit_imagenet,
     any_size: false,
     write: None,
+};
+
+/// V2's parts that V1 does not have, and its partial biases.
+const V2_NAMES: &[(&str, &str)] = &[
+    ("encoder.layers.*.blocks.*.attention.self.query.weight", "layers.*.blocks.*.attn.qkv.weight#0"),
+    ("encoder.layers.*.blocks.*.attention.self.key.weight", "layers.*.blocks.*.attn.qkv.weight#1"),
+    ("encoder.layers.*.blocks.*.attention.self.value.weight", "layers.*.blocks.*.attn.qkv.weight#2"),
+    ("encoder.layers.*.blocks.*.attention.self.query.bias", "layers.*.blocks.*.attn.q_bias"),
+    ("encoder.layers.*.blocks.*.attention.self.value.bias", "layers.*.blocks.*.attn.v_bias"),
+    ("encoder.layers.*.blocks.*.attention.self.logit_scale", "layers.*.blocks.*.attn.logit_scale"),
+    ("encoder.layers.*.blocks.*.attention.self.continuous_position_bias_mlp", "layers.*.blocks.*.attn.cpb_mlp"),
+];
+
+pub(super) const V2: ModelType = ModelType {
+    name: "swinv2",
+    class: "Swinv2",
+    base: "swinv2.",
+    read: |args, task| {
+        let windows = args.counts("pretrained_window_sizes")?;
+        let swin = swin(args, task)?;
+        let stages = swin.depths.len();
+        let windows = windows.unwrap_or(vec![0; stages]);
+        let pretrained_windows = windows.into_iter().map(|side| (side > 0).then_some([side; 2])).collect();
+        Ok(Swin { version: SwinVersion::V2 { pretrained_windows }, ..swin }.into())
+    },
+    names: |_| Names::new(V2_NAMES).and(NAMES),
+    ..TYPE
 };
 
 fn swin(args: &Arguments, task: Task) -> Result<Swin, String> {
