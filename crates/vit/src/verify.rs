@@ -15,8 +15,8 @@ use serde_json::Value;
 use vit_graph::device::Elements;
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
-use vit_models::weights::{Tensor, safetensors};
-use vit_models::{Changes, Checkpoint, Mode, OpenOptions};
+use vit_models::weights::{Tensor, Weights, safetensors};
+use vit_models::{Checkpoint, Mode, OpenOptions};
 use vit_system::regular_file;
 
 use crate::device::quantised;
@@ -80,6 +80,7 @@ fn usual_tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
         _ if name.starts_with("attention_") => 5e-6,
         _ if name.starts_with("grad.") => 5e-5,
         "tokens" | "feature_map" => 5e-5,
+        _ if name.starts_with("tokens_") => 5e-5,
         "loss" => 1e-5,
         _ => 2e-5,
     });
@@ -94,9 +95,11 @@ fn usual_tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
 
 /// The model's name for a recorded array: `attention_3` is the attention weights of block 3.
 fn tap(name: &str) -> String {
-    match name.strip_prefix("attention_") {
-        Some(block) => format!("blocks.{block}.attn.weights"),
-        None => name.to_string(),
+    match (name, name.strip_prefix("attention_")) {
+        (_, Some(block)) => format!("blocks.{block}.attn.weights"),
+        // transformers' word.
+        ("pooled", _) => "features".to_string(),
+        _ => name.to_string(),
     }
 }
 
@@ -104,7 +107,7 @@ fn tap(name: &str) -> String {
 /// `labels` are among them, `loss` and `grad.NAME` are the mean cross-entropy and its gradients. With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
     let open = OpenOptions { weights: options.weights.as_deref(), ..OpenOptions::default() };
-    let mut checkpoint = Checkpoint::open(folder, open)?;
+    let checkpoint = Checkpoint::open(folder, open)?;
     let recorded = folder.join("io.safetensors");
     if !recorded.is_file() {
         let what = "there is nothing to compare with; record `input` and outputs such as `logits` there".into();
@@ -118,72 +121,120 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     let unsuitable = |what: String| Error::Recording { path: recorded.clone(), what };
     if io.tensors.contains_key("images") {
         #[cfg(feature = "train")]
-        return match training::replay(folder, &mut checkpoint, io, options) {
-            Ok(arrays) => Ok(Verification { weights: checkpoint.source, arrays }),
-            Err(ReplayError::Recording(what)) => Err(unsuitable(what)),
-            Err(ReplayError::Other(error)) => Err(error),
-        };
+        {
+            let mut checkpoint = checkpoint;
+            return match training::replay(folder, &mut checkpoint, io, options) {
+                Ok(arrays) => Ok(Verification { weights: checkpoint.source, arrays }),
+                Err(ReplayError::Recording(what)) => Err(unsuitable(what)),
+                Err(ReplayError::Other(error)) => Err(error),
+            };
+        }
         #[cfg(not(feature = "train"))]
         return Err(unsuitable("recorded training steps need the feature `train` of this library".into()));
     }
-    let input = io.tensors.remove("input").ok_or_else(|| unsuitable("there is no array named `input`".into()))?;
-    let [batch, channels, height, width] = input.shape[..] else {
-        return Err(unsuitable(format!("`input` should be [batch, channels, height, width], not {:?}", input.shape)));
-    };
-    let labels = io.tensors.remove("labels");
-    loss::canonical_gradients(&mut io)?;
-    if io.tensors.is_empty() {
-        return Err(unsuitable("there is no array to compare with, only `input`".into()));
-    }
-    if channels != checkpoint.config.architecture.channels() {
-        let expected = checkpoint.config.architecture.channels();
-        return Err(unsuitable(format!("`input` has {channels} channels, the model takes {expected}")));
-    }
-    checkpoint.change(Changes { image_size: Some([height, width]), ..Changes::default() })?;
-
-    let mut graph = checkpoint.config.architecture.build(batch, Mode::Inference)?;
-    let targets = match &labels {
-        Some(labels) => {
-            let classes = checkpoint.config.architecture.classes();
-            let none = |label| unsuitable(format!("the label {label} is none of {classes} classes"));
-            loss::append(&mut graph, &io)?;
-            Some(loss::one_hot(&labels.data, classes).map_err(none)?)
-        }
-        None => None,
-    };
-    let available: Vec<String> =
-        io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
-    graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
-    let graph = eliminate_dead_code(&graph)?;
-    let graph = quantised(graph, options.device.precision)?;
-    let device = options.device.open()?;
-    let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
-    executable.write("image", Elements::F32(&input.data))?;
-    if let Some(targets) = targets.filter(|_| graph.inputs().any(|(_, input)| input.name == "targets")) {
-        executable.write("targets", Elements::F32(&targets))?;
-    }
-    executable.run()?;
-
+    let source = checkpoint.source;
+    let recorded = Recorded { folder, recording: &recording, options, unsuitable: &unsuitable };
     let mut arrays = Vec::new();
-    for (name, expected) in io.tensors {
-        let tolerance =
-            options.tolerance.unwrap_or_else(|| usual_tolerance(&name, &recording, options.device.precision));
-        let (difference, note) = if available.contains(&name) {
-            let value = graph.output(&tap(&name))?;
-            let shape = graph.shape(value);
-            if shape[..] == expected.shape[..] {
-                let mut found = vec![0.0; expected.data.len()];
-                executable.read(&tap(&name), &mut found)?;
-                (Some(largest_difference(&expected.data, &found)), None)
-            } else {
-                (None, Some(format!("the model gives {shape}")))
-            }
-        } else {
-            (None, Some("the model gives no such array".into()))
-        };
-        arrays.push(Comparison { name, shape: expected.shape, difference, tolerance, note });
+    let others: Vec<String> =
+        io.tensors.keys().filter_map(|name| Some(format!("_{}", name.strip_prefix("input_")?))).collect();
+    for suffix in others {
+        let mut part = Weights::default();
+        let names: Vec<String> = io.tensors.keys().filter(|name| name.ends_with(&suffix)).cloned().collect();
+        for name in names {
+            let tensor = io.take(&name)?;
+            part.insert(name.trim_end_matches(&suffix), tensor)?;
+        }
+        arrays.extend(recorded.compare(part, &suffix)?);
     }
-    Ok(Verification { weights: checkpoint.source, arrays })
+    arrays.extend(recorded.compare(io, "")?);
+    Ok(Verification { weights: source, arrays })
+}
+
+/// A recording, and how to compare with it.
+struct Recorded<'a> {
+    folder: &'a Path,
+    /// Its description.
+    recording: &'a Value,
+    options: &'a VerifyOptions,
+    unsuitable: &'a dyn Fn(String) -> Error,
+}
+
+impl Recorded<'_> {
+    /// Runs the model on `input` and compares all other arrays; in the file their names end in `suffix`.
+    fn compare(&self, mut io: Weights, suffix: &str) -> Result<Vec<Comparison>, Error> {
+        let Recorded { folder, recording, options, unsuitable } = *self;
+        let input = io.tensors.remove("input");
+        let input = input.ok_or_else(|| unsuitable(format!("there is no array named `input{suffix}`")))?;
+        let [batch, channels, height, width] = input.shape[..] else {
+            let found = &input.shape;
+            return Err(unsuitable(format!(
+                "`input{suffix}` should be [batch, channels, height, width], not {found:?}"
+            )));
+        };
+        let labels = io.tensors.remove("labels");
+        loss::canonical_gradients(&mut io)?;
+        if io.tensors.is_empty() {
+            return Err(unsuitable(format!("there is no array to compare with, only `input{suffix}`")));
+        }
+        // Opened with the size of the input, so that positions are resampled once.
+        let image_size = Some([height, width]);
+        let open = OpenOptions { weights: options.weights.as_deref(), image_size, ..OpenOptions::default() };
+        let mut checkpoint = Checkpoint::open(folder, open)?;
+        if channels != checkpoint.config.architecture.channels() {
+            let expected = checkpoint.config.architecture.channels();
+            return Err(unsuitable(format!("`input{suffix}` has {channels} channels, the model takes {expected}")));
+        }
+        let mut graph = checkpoint.config.architecture.build(batch, Mode::Inference)?;
+        let targets = match &labels {
+            Some(labels) => {
+                let classes = checkpoint.config.architecture.classes();
+                let none = |label| unsuitable(format!("the label {label} is none of {classes} classes"));
+                loss::append(&mut graph, &io)?;
+                Some(loss::one_hot(&labels.data, classes).map_err(none)?)
+            }
+            None => None,
+        };
+        let available: Vec<String> =
+            io.tensors.keys().filter(|name| request(&mut graph, &tap(name)).is_ok()).cloned().collect();
+        graph.retain_outputs(|output| available.iter().any(|name| tap(name) == output));
+        let graph = eliminate_dead_code(&graph)?;
+        let graph = quantised(graph, options.device.precision)?;
+        let device = options.device.open()?;
+        let mut executable = device.compile(&graph, &mut checkpoint.weights)?;
+        executable.write("image", Elements::F32(&input.data))?;
+        if let Some(targets) = targets.filter(|_| graph.inputs().any(|(_, input)| input.name == "targets")) {
+            executable.write("targets", Elements::F32(&targets))?;
+        }
+        executable.run()?;
+
+        let mut arrays = Vec::new();
+        for (name, expected) in io.tensors {
+            let tolerance = options
+                .tolerance
+                .unwrap_or_else(|| usual_tolerance(&format!("{name}{suffix}"), recording, options.device.precision));
+            let (difference, note) = if available.contains(&name) {
+                let value = graph.output(&tap(&name))?;
+                let shape = graph.shape(value);
+                if shape[..] == expected.shape[..] {
+                    let mut found = vec![0.0; expected.data.len()];
+                    executable.read(&tap(&name), &mut found)?;
+                    (Some(largest_difference(&expected.data, &found)), None)
+                } else {
+                    (None, Some(format!("the model gives {shape}")))
+                }
+            } else {
+                (None, Some("the model gives no such array".into()))
+            };
+            arrays.push(Comparison {
+                name: format!("{name}{suffix}"),
+                shape: expected.shape,
+                difference,
+                tolerance,
+                note,
+            });
+        }
+        Ok(arrays)
+    }
 }
 
 /// Why recorded steps cannot be replayed.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use vit_cpu::Cpu;
-use vit_data::{ApplyPreprocess, Image};
+use vit_data::{ApplyPreprocess, CropRule, Image, Preprocess};
 use vit_graph::autodiff::gradients;
 use vit_graph::device::{Device, Elements};
 use vit_graph::ops::{CrossEntropy, Input};
@@ -102,6 +102,63 @@ fn differences(case: &Path) -> Result<(f32, f32, f32), String> {
         }
     }
     Ok((relative(&recorded.data, &pixels), outputs, backward))
+}
+
+/// A copy of a recorded model with other options.
+fn changed(case: &str, name: &str, change: impl Fn(&mut serde_json::Value)) -> PathBuf {
+    let folder = support::copy(case, name);
+    let path = folder.join("config.json");
+    let mut config = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::write(path, config.to_string()).unwrap();
+    folder
+}
+
+fn refusal(folder: &Path) -> String {
+    Checkpoint::open(folder, OpenOptions::default()).unwrap_err().to_string()
+}
+
+#[test]
+fn misfits_name_the_tensor_its_shape_and_the_options_behind_it() {
+    let message = refusal(&changed("hf_vit", "narrower_mlp", |config| config["intermediate_size"] = 96.into()));
+    let line = "`vit.encoder.layer.0.intermediate.dense.weight` has shape [112, 48], expected [96, 48] \
+                (from `hidden_size` 48, `intermediate_size` 96)";
+    assert!(message.contains(line), "{message}");
+    let message = refusal(&changed("hf_dinov2", "deeper", |config| config["num_hidden_layers"] = 3.into()));
+    let line = "`encoder.layer.2.attention.attention.key.weight` is missing, expected [48, 48] \
+                (from `hidden_size` 48";
+    assert!(message.contains(line), "{message}");
+    let message = refusal(&changed("hf_vit", "as_dinov2", |config| config["num_hidden_layers"] = 1.into()));
+    assert!(message.contains("encoder.layer.1."), "{message}");
+}
+
+#[test]
+fn an_unknown_model_type_is_refused_with_those_that_are_known() {
+    let message = refusal(&changed("hf_vit", "unknown_type", |config| config["model_type"] = "yolos".into()));
+    assert!(message.contains("`yolos` is not known here") && message.contains("dinov2_with_registers"), "{message}");
+    let message = refusal(&changed("hf_vit", "unknown_option", |config| config["rope"] = true.into()));
+    assert!(message.contains("`rope`"), "{message}");
+}
+
+#[test]
+fn a_model_that_takes_any_size_takes_that_of_its_image_processor() {
+    let folder = changed("hf_dinov2", "with_a_processor", |_| {});
+    let processor = r#"{"image_processor_type": "BitImageProcessor", "size": {"shortest_edge": 64},
+        "crop_size": {"height": 56, "width": 56}, "resample": 3, "image_mean": [0.5, 0.5, 0.5], "image_std": 0.25}"#;
+    std::fs::write(folder.join("preprocessor_config.json"), processor).unwrap();
+    let checkpoint = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
+    assert_eq!(checkpoint.config.architecture.image_size(), [56, 56]);
+    assert_eq!(checkpoint.weights.tensors["pos_embed"].shape, [1, 17, 48]);
+    let p = &checkpoint.config.preprocessing;
+    assert_eq!((p.image_size, p.crop_rule, p.std[2]), ([56, 56], CropRule::Transformers, 0.25));
+    // The rule of the crop survives this project's own layout, and timm's difference is stated.
+    let report = vit_models::config::timm_differences(&checkpoint.config);
+    assert!(report.iter().any(|line| line.contains("one pixel further down or right")), "{report:?}");
+    let json = vit_models::config::timm_config(&checkpoint.config);
+    assert_eq!(vit_models::config::parse(&json, None).unwrap().preprocessing, *p);
+    // 65 pixels wide: a margin of 9, half of which is rounded down here, to even there.
+    assert_eq!(p.region(65, 64).unwrap().x, 4.0);
+    assert_eq!(Preprocess { crop_rule: CropRule::Torchvision, ..p.clone() }.region(67, 64).unwrap().x, 6.0);
 }
 
 #[test]

@@ -58,6 +58,8 @@ cases! {
     hf_vit: ONE_HEAD;
     hf_deit: &["attention_0", "attention_1", "logits", "logits_cls", "logits_dist", "tokens"];
     hf_deit_plain: ONE_HEAD;
+    hf_dinov2: &["pooled", "tokens", "tokens_large"];
+    hf_dinov2_registers: &["pooled", "tokens", "tokens_large"];
     jax_vit: JAX;
     jax_vit_gap: JAX;
     tv_vit: ONE_HEAD;
