@@ -1,7 +1,7 @@
 """Draws random small models of transformers with their image processors, and records what both make of an image file.
 
 Each folder has transformers' own files, `image.png`, and `io.safetensors` with the outputs for that image, computed in
-float64 from float32 weights and pixels. `bench/parity` compares them with vit. Processors are of the Pillow backend."""
+float64 from float32 weights and pixels. `bench/parity` compares them with vit. Every third processor is of the torchvision backend, the others of Pillow's."""
 
 import argparse
 import json
@@ -195,7 +195,7 @@ TYPES = {
 }
 
 
-def processor(draw, kind, size, any_size):
+def processor(draw, kind, size, any_size, fast):
     """An image processor for images of this size; a model that takes any gets another one."""
     height, width = size if isinstance(size, list) else (size, size)
     args = {"resample": draw.choice([0, 1, 2, 3, 3, 4, 5]), "do_normalize": draw.random() < 0.8}
@@ -221,6 +221,9 @@ def processor(draw, kind, size, any_size):
     if kind == "DINOv3ViT":
         args["resample"] = draw.choice([2, 3])
         return transformers.DINOv3ViTImageProcessor(**args)
+    if fast:
+        args["resample"] = draw.choice([0, 2, 3])
+        return getattr(transformers, f"{kind}ImageProcessor")(**args)
     return getattr(transformers, f"{kind}ImageProcessorPil")(**args)
 
 
@@ -242,7 +245,7 @@ def randomise(model, seed):
         value.copy_(new)
 
 
-def record(folder, draw, seed, kind, gradients):
+def record(folder, draw, seed, kind, gradients, fast):
     prefix, config, drawn, processes = TYPES[kind]
     args, tasks = drawn(draw)
     task = tasks[-1] if gradients else draw.choice(tasks)
@@ -255,8 +258,13 @@ def record(folder, draw, seed, kind, gradients):
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     size = getattr(config, "image_size", 64)
-    prepare = processor(draw, processes, list(size) if isinstance(size, tuple) else size, kind.startswith("dinov2"))
+    prepare = processor(draw, processes, list(size) if isinstance(size, tuple) else size, kind.startswith("dinov2"), fast)
     prepare.save_pretrained(folder)
+    if fast:
+        # transformers 5 leaves the backend out of the name.
+        path = folder / "preprocessor_config.json"
+        written = json.loads(path.read_text())
+        path.write_text(json.dumps(written | {"image_processor_type": f"{processes}ImageProcessorFast"}))
     image = Image.open(PHOTO).convert("RGB").resize((draw.randint(40, 200), draw.randint(40, 200)))
     image.save(folder / "image.png")
     pixels = prepare(image, return_tensors="pt")["pixel_values"]
@@ -304,7 +312,7 @@ def main():
         draw = random.Random(f"{kind} {arguments.seed}")
         for index in range(arguments.count):
             # The first one with a head has gradients, too.
-            record(arguments.folder / f"{kind}_{index}", draw, 1000 * arguments.seed + index, kind, index == 0)
+            record(arguments.folder / f"{kind}_{index}", draw, 1000 * arguments.seed + index, kind, index == 0, index % 3 == 2)
 
 
 if __name__ == "__main__":
