@@ -1,12 +1,15 @@
 """Writes what timm says about its models: crates/models/tests/timm_models.csv, which the named models are held to, and
 crates/models/src/licences.csv, the licences of the published weights.
 
-    python bench/timm_reference.py
+    vit models --json | python bench/timm_reference.py
 
-Parameters are counted with the published head, or with 1,000 classes where the published weights have none."""
+Parameters are counted with the published head, or with 1,000 classes where the published weights have none. Licences are
+those of the models that `vit models` lists."""
 
 import csv
+import json
 import pathlib
+import sys
 
 import timm
 import torch
@@ -16,7 +19,7 @@ from timm.models._registry import list_pretrained
 ROOT = pathlib.Path(__file__).resolve().parent.parent / "crates/models"
 
 # Modules all of whose models are known here.
-COMPLETE = [
+MODULES = [
     "vision_transformer",
     "deit",
     "vision_transformer_hybrid",
@@ -26,8 +29,6 @@ COMPLETE = [
     "swin_transformer",
     "swin_transformer_v2",
 ]
-# Modules with other models that are.
-PARTIAL = ["resnet", "resnetv2", "efficientnet", "maxxvit", "convnext"]
 
 
 def described(name: str) -> dict:
@@ -57,11 +58,11 @@ def write(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def main() -> None:
-    complete = [name for module in COMPLETE for name in list_models(module=module)]
-    write(ROOT / "tests/timm_models.csv", [described(name) for name in complete])
-    every = complete + [name for module in PARTIAL for name in list_models(module=module)]
-    published = [name for name in every if list_pretrained(f"{name}.*")]
-    licences = [{"name": name, "licence": timm.get_pretrained_cfg(name).license} for name in published]
+    names = [name for module in MODULES for name in list_models(module=module)]
+    write(ROOT / "tests/timm_models.csv", [described(name) for name in names])
+    known = [model["name"] for model in json.load(sys.stdin)]
+    published = [name for name in known if list_pretrained(f"{name}.*")]
+    licences = [{"name": name, "licence": timm.get_pretrained_cfg(name).license} for name in sorted(published)]
     write(ROOT / "src/licences.csv", [row for row in licences if row["licence"]])
 
 

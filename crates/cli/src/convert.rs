@@ -47,6 +47,10 @@ pub struct Arguments {
     /// Another image size: N, or HEIGHTxWIDTH; positions are resampled
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
+    /// Another patch size: N, or HEIGHTxWIDTH; patch filters are resized as in
+    /// FlexiViT, positions resampled
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    patch_size: Option<[usize; 2]>,
     /// Another number of classes: a new head that starts from zero
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     classes: Option<u32>,
@@ -98,6 +102,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     check_folder(folder, &checkpoint.source, arguments.overwrite)?;
     let changes = Changes {
         image_size: arguments.image_size,
+        patch_size: arguments.patch_size,
         classes: arguments.classes.map(|c| c as usize),
         channels: arguments.channels.map(|c| c as usize),
         new_head: false,

@@ -17,8 +17,26 @@ fn models_are_listed_and_filtered() {
     let families: std::collections::BTreeSet<&str> = base.iter().map(|m| m["family"].as_str().unwrap()).collect();
     assert_eq!(table.out.lines().count(), base.len() + 1 + families.len());
     assert!(families.iter().all(|family| table.out.lines().any(|l| l == *family)), "{}", table.out);
-    assert!(vit(["models"]).code(0).out.lines().all(|l| l.chars().count() <= 80));
+    let every = vit(["models"]).code(0);
+    assert!(every.out.lines().all(|l| l.chars().count() <= 80), "{}", every.out);
+    let named = |line: &str, family: &str| line.strip_prefix(family).is_some_and(|rest| rest.starts_with("  "));
+    assert!(families.iter().all(|family| every.out.lines().any(|line| named(line, family))), "{}", every.out);
     assert!(vit(["models", "no such thing"]).code(1).err.contains("`vit models` lists them all"));
+}
+
+#[test]
+fn heads_and_licences_of_published_weights_are_listed() {
+    let models = vit(["models", "--json"]).code(0).json();
+    let find = |name: &str| models.as_array().unwrap().iter().find(|m| m["name"] == name).unwrap().clone();
+    for (name, head, licence) in [
+        ("vit_base_patch14_dinov2", "none", Some("apache-2.0")),
+        ("vit_large_patch14_clip_quickgelu_224", "embedding of 768", Some("apple-ascl")),
+        ("vit_medium_patch16_gap_240", "11821 classes", Some("apache-2.0")),
+        ("vit_base_patch16_xp_224", "1000 classes", None),
+    ] {
+        let found = find(name);
+        assert_eq!((found["head"].as_str(), found["licence"].as_str()), (Some(head), licence), "{name}");
+    }
 }
 
 #[test]

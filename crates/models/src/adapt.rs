@@ -131,11 +131,21 @@ impl Adaptation<'_> {
     ) -> Result<Option<Tensor>, ModelError> {
         if name == to.first_filters() && tensor.shape.len() == 4 {
             let [o, c, h, w] = [shape[0], shape[1], shape[2], shape[3]];
-            if [tensor.shape[0], tensor.shape[2], tensor.shape[3]] != [o, h, w] {
+            let old = [tensor.shape[2], tensor.shape[3]];
+            let patches = to.patches().is_some_and(|patches| patches.size == Some([h, w])) && old != [h, w];
+            if tensor.shape[0] != o || (old != [h, w] && !patches) {
                 return Ok(None);
             }
-            self.report.push(format!("{name}: {} -> {c} input channels", tensor.shape[1]));
-            return Ok(Some(patch_filters::adapt_channels(tensor.clone(), c)?));
+            let mut adapted = tensor.clone();
+            if patches {
+                self.report
+                    .push(format!("{name}: patches of {}x{} -> {h}x{w}, resized as in FlexiViT", old[0], old[1]));
+                adapted = patch_filters::resize(&adapted, [h, w], self.method(from))?;
+            }
+            if tensor.shape[1] != c {
+                self.report.push(format!("{name}: {} -> {c} input channels", tensor.shape[1]));
+            }
+            return Ok(Some(patch_filters::adapt_channels(adapted, c)?));
         }
         let (Some(old), Some(new)) = (from.position_layout(name), to.position_layout(name)) else { return Ok(None) };
         let method = self.method(from);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
+use vit_preprocess::Preprocess;
 use vit_storage::LocalCopy;
 use vit_system::{atomic_file, hash, regular_file};
 
@@ -18,6 +19,7 @@ use crate::guess::guess;
 use crate::hugging_face::{self, ModelType};
 use crate::labels;
 use crate::run::{files_of_model, model_of};
+use crate::vit::Vit;
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Tensor, Weights, names};
 
@@ -63,6 +65,8 @@ pub enum Layout {
 pub struct Changes {
     /// Another image size, height and width.
     pub image_size: Option<[usize; 2]>,
+    /// Another patch size, height and width.
+    pub patch_size: Option<[usize; 2]>,
     /// Another number of classes.
     pub classes: Option<usize>,
     /// Another number of channels.
@@ -101,7 +105,8 @@ impl Checkpoint {
             None if metadata.is_dir() => find_weights(path)?,
             None => path.to_path_buf(),
         };
-        let described = read_described(folder)?;
+        let unknown = read_json(&folder.join("config.json"))?.filter(|json| config::unknown_name(json).is_some());
+        let described = if unknown.is_some() { None } else { read_described(folder)? };
         let raw = if source.extension().is_some_and(|e| e == "json") {
             safetensors::read_index(&source)?
         } else {
@@ -124,13 +129,11 @@ impl Checkpoint {
                     })
             }
             described => names::canonical(raw).map_err(ModelError::from).and_then(|(mut weights, scheme)| {
-                let config = match described {
-                    Some(Described { config, .. }) => config,
-                    None => {
-                        guess(&weights, scheme).map_err(|what| ModelError::Config { path: source.clone(), what })?
-                    }
+                let (config, mut report) = match described {
+                    Some(Described { config, .. }) => (config, Vec::new()),
+                    None => guessed(unknown, folder, &source, &weights, scheme)?,
                 };
-                let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+                report.extend(adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?);
                 Ok((config, weights, scheme, report))
             }),
         };
@@ -162,6 +165,16 @@ impl Checkpoint {
     /// Changes the model and adapts the weights, with a line in the report for every change. On an error nothing changes.
     pub fn change(&mut self, changes: Changes) -> Result<(), ModelError> {
         let mut target = self.config.clone();
+        if let Some(size) = changes.patch_size {
+            match target.architecture.downcast_mut::<Vit>().filter(|vit| vit.backbone.is_none()) {
+                Some(vit) => vit.patch_size = size,
+                None => return Err(ModelError::PatchSize("this model does not cut its images into patches".into())),
+            }
+            let image = changes.image_size.unwrap_or(target.architecture.image_size());
+            if let Some(reason) = target.architecture.refuses_image_size(image) {
+                return Err(ModelError::PatchSize(reason));
+            }
+        }
         if let Some(size) = changes.image_size {
             let another = size != target.architecture.image_size();
             if let Some(reason) = target.architecture.refuses_image_size(size).filter(|_| another) {
@@ -279,6 +292,46 @@ fn read_described(folder: &Path) -> Result<Option<Described>, ModelError> {
     let preprocessor = read_json(&folder.join("preprocessor_config.json"))?;
     let config = config::parse(&json, preprocessor.as_ref()).map_err(|what| ModelError::Config { path, what })?;
     Ok(Some(Described { config, kind: hugging_face::model_type(&json), json }))
+}
+
+/// The configuration of weights without one, or with one whose name is not known, and what to report about it.
+fn guessed(
+    unknown: Option<Value>,
+    folder: &Path,
+    source: &Path,
+    weights: &Weights,
+    scheme: Scheme,
+) -> Result<(Config, Vec<String>), ModelError> {
+    let found = guess(weights, scheme);
+    if let Some(json) = unknown {
+        let path = folder.join("config.json");
+        let config = unknown_config(&json, found).map_err(|what| ModelError::Config { path, what })?;
+        let name = config.name.as_deref().unwrap_or_default();
+        let line = format!("no model is known by the name `{name}`; it is what its weights and arguments say");
+        return Ok((config, vec![line]));
+    }
+    let mut config = found.map_err(|what| ModelError::Config { path: source.into(), what })?;
+    let report = preprocessing_of_file(&mut config, scheme, source).into_iter().collect();
+    Ok((config, report))
+}
+
+/// The configuration of a model whose name is not known, from its weights and the arguments in its file.
+fn unknown_config(json: &Value, guessed: Result<Config, String>) -> Result<Config, String> {
+    let name = config::unknown_name(json).unwrap_or_default();
+    let unknown = |why: String| format!("the architecture `{name}` is not known here, and {why}");
+    config::parse_unknown(json, guessed.map_err(unknown)?).map_err(unknown)
+}
+
+/// Facebook's repositories, whose files differ from Google's in nothing but the name, normalise colours as for ImageNet.
+fn preprocessing_of_file(config: &mut Config, scheme: Scheme, source: &Path) -> Option<String> {
+    let file = source.file_name()?.to_string_lossy().to_lowercase();
+    let repository = ["deit", "dino", "mae", "jepa"].into_iter().find(|name| file.contains(name))?;
+    let Preprocess { mean, std, .. } = Preprocess::imagenet();
+    let applies = scheme == Scheme::Timm && config.preprocessing.mean != mean && config.architecture.channels() == 3;
+    applies.then(|| {
+        (config.preprocessing.mean, config.preprocessing.std) = (mean, std);
+        format!("preprocessing: ImageNet's mean and deviation, since the file's name has `{repository}` in it")
+    })
 }
 
 /// The weights file of a folder: one of the usual names, or the only one with a known extension.

@@ -45,6 +45,9 @@ pub enum ModelError {
     /// An image size that the model cannot have.
     #[error("{0}")]
     ImageSize(String),
+    /// A patch size that the model cannot have.
+    #[error("{0}")]
+    PatchSize(String),
     /// Weights that do not match the model: one line for each tensor.
     #[error("the weights do not match the model:{0}")]
     Unmatched(String),

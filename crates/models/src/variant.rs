@@ -1,5 +1,8 @@
 //! The named models of all architectures.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use crate::architecture::Architecture;
 use crate::registry::registered;
 use vit_preprocess::Preprocess;
@@ -17,6 +20,29 @@ pub struct Variant {
     pub architecture: Architecture,
     /// The preprocessing of its published weights.
     pub preprocessing: Preprocess,
+}
+
+/// Licences of published weights by name, which `bench/timm_reference.py` writes.
+static LICENCES: LazyLock<HashMap<&str, &str>> =
+    LazyLock::new(|| include_str!("licences.csv").lines().skip(1).filter_map(|line| line.split_once(',')).collect());
+
+impl Variant {
+    /// The licence of the published weights, as the hub names it; `None` where there are none. Where several sets of weights
+    /// were published, it is that of timm's choice.
+    pub fn licence(&self) -> Option<&'static str> {
+        LICENCES.get(self.name.as_str()).copied()
+    }
+
+    /// The head of the published weights: classes, an embedding that texts are compared with, or none.
+    pub fn head(&self) -> String {
+        match self.architecture.classes() {
+            0 => "none".into(),
+            width if width != 1000 && ["clip", "_mci_", "_pe_"].iter().any(|part| self.name.contains(part)) => {
+                format!("embedding of {width}")
+            }
+            classes => format!("{classes} classes"),
+        }
+    }
 }
 
 /// All published variants.

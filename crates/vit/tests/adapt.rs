@@ -111,7 +111,7 @@ fn other_channels_adapt_the_filters() {
 
 #[test]
 fn all_changes_at_once_are_one_line_each() {
-    let changes = Changes { image_size: Some([40, 48]), classes: Some(3), channels: Some(4), new_head: false };
+    let changes = Changes { image_size: Some([40, 48]), classes: Some(3), channels: Some(4), ..Changes::default() };
     let checkpoint = changed("timm_vit", changes);
     assert_eq!(
         checkpoint.report,
@@ -165,4 +165,26 @@ fn a_missing_head_is_an_error_unless_classes_are_asked_for() {
     write(&path, &weights);
     let error = Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string();
     assert!(error.contains("head.weight [11, 72]: not in the weights"), "{error}");
+}
+
+/// FlexiViT's rule: where patches are enlarged like their filters, tokens stay the same.
+#[test]
+fn a_model_with_enlarged_patches_sees_an_enlarged_image_as_before() {
+    let mut checkpoint = open("timm_vit");
+    let ([height, width], [rows, columns]) = {
+        let vit: &vit_models::vit::Vit = checkpoint.config.architecture.downcast_ref().unwrap();
+        (vit.image_size, vit.patch_size)
+    };
+    let changes = Changes {
+        image_size: Some([2 * height, 2 * width]),
+        patch_size: Some([2 * rows, 2 * columns]),
+        ..Changes::default()
+    };
+    checkpoint.report.clear();
+    checkpoint.change(changes).unwrap();
+    assert!(checkpoint.report.iter().any(|line| line.contains("resized as in FlexiViT")), "{:?}", checkpoint.report);
+    let filters = &checkpoint.weights.tensors["patch_embed.proj.weight"];
+    assert_eq!(filters.shape[2..], [2 * rows, 2 * columns]);
+    let odd = Changes { patch_size: Some([2 * rows + 1, columns]), ..Changes::default() };
+    assert!(checkpoint.change(odd).is_err());
 }

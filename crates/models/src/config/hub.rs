@@ -52,9 +52,32 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
         let hint = if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(", ")) };
         return Err(format!("the architecture `{name}` is not known here{hint}"));
     };
+    described(map, name, found.architecture, found.preprocessing)
+}
+
+/// The name of a model that is not known here, in a configuration of the hub's form with arguments.
+pub(crate) fn unknown_name(config: &Value) -> Option<&str> {
+    let name = config.get("architecture")?.as_str()?;
+    (config.get("model_args")?.is_object() && config.get("model_type").is_none() && variant(name).is_none())
+        .then_some(name)
+}
+
+/// Reads the hub's form of a model whose name is not known here, starting from what its weights say.
+pub(crate) fn parse_unknown(config: &Value, guessed: Config) -> Result<Config, String> {
+    let map = config.as_object().ok_or("the configuration is not a JSON object")?;
+    let name = unknown_name(config).unwrap_or_default();
+    described(map, name, guessed.architecture, guessed.preprocessing)
+}
+
+/// A model changed as a configuration of the hub's form says.
+fn described(
+    map: &Map<String, Value>,
+    name: &str,
+    mut architecture: Architecture,
+    usual: Preprocess,
+) -> Result<Config, String> {
     // Older files have the preprocessing at the top level.
     let pretrained = map.get("pretrained_cfg").and_then(Value::as_object).unwrap_or(map);
-    let mut architecture = found.architecture;
     let input_size: Option<Vec<u64>> = pretrained
         .get("input_size")
         .and_then(Value::as_array)
@@ -68,7 +91,7 @@ pub(super) fn parse(map: &Map<String, Value>) -> Result<Config, String> {
     if let Some(args) = map.get("model_args").and_then(Value::as_object) {
         architecture.configure(&Arguments::new("timm", args))?;
     }
-    let usual = Preprocess { image_size: architecture.image_size(), ..found.preprocessing };
+    let usual = Preprocess { image_size: architecture.image_size(), ..usual };
     let mut config = Config {
         name: Some(name.into()),
         labels: labels(map, architecture.classes()),

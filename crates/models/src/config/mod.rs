@@ -12,6 +12,7 @@ pub use arguments::Arguments;
 pub(crate) use arguments::{pair, whole};
 pub(crate) use hub::can_build as timm_can_build;
 pub use hub::{TimmForm, timm_config, timm_differences};
+pub(crate) use hub::{parse_unknown, unknown_name};
 pub(crate) use vision_transformer::google_stages;
 
 pub use crate::hugging_face::{hugging_face_config, hugging_face_differences, hugging_face_preprocessor};

@@ -5,6 +5,7 @@ pub mod big_transfer;
 pub mod eva;
 pub mod hugging_face;
 pub mod jax;
+pub mod original;
 pub mod timm;
 pub mod torchvision;
 

@@ -116,6 +116,32 @@ fn separable(
     Ok(resized)
 }
 
+/// The matrix `[new][old]` that resizes a line of patches' pixels: PyTorch's bicubic interpolation with antialiasing or, for
+/// Google's files, its linear one without, centres at half pixels.
+pub(super) fn resize_matrix(old: usize, new: usize, method: Resampling) -> Vec<Vec<f64>> {
+    let taps = if method == Resampling::Linear { half_pixel_taps(old, new) } else { cubic_taps(old, new) };
+    taps.into_iter()
+        .map(|Taps { first, weights }| {
+            let mut row = vec![0.0; old];
+            row[first..][..weights.len()].copy_from_slice(&weights);
+            row
+        })
+        .collect()
+}
+
+/// Two cells, those beyond the border taken from it.
+fn half_pixel_taps(old: usize, new: usize) -> Vec<Taps> {
+    let scale = old as f64 / new as f64;
+    (0..new)
+        .map(|i| {
+            let place = (scale * (i as f64 + 0.5) - 0.5).clamp(0.0, (old - 1) as f64);
+            let (first, part) = (place as usize, place.fract());
+            let weights = if first + 1 < old { vec![1.0 - part, part] } else { vec![1.0] };
+            Taps { first, weights }
+        })
+        .collect()
+}
+
 fn cubic_taps(old: usize, new: usize) -> Vec<Taps> {
     let scale = old as f64 / new as f64;
     let widening = scale.max(1.0);

@@ -155,7 +155,7 @@ impl Setup {
         let splits = open_data(&settings, samples, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();
         let same = splits.train.classes() == checkpoint.config.labels;
-        checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, channels: None })?;
+        checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, ..Changes::default() })?;
         let mut report = std::mem::take(&mut checkpoint.report);
         if same {
             report.push(format!("head: kept, since the dataset has the checkpoint's {classes} classes"));

@@ -1,7 +1,7 @@
 //! timm's names, which are the canonical ones. Those of older files and of original repositories (DeiT III, DINOv2, BEiT, Swin)
 //! are converted.
 
-use super::{eva, rename};
+use super::{eva, original, rename};
 use crate::weights::{Weights, WeightsError};
 
 /// Prefixes that data-parallel and compiled modules put before every name.
@@ -11,18 +11,16 @@ const BUFFERS: [&str; 4] = [".num_batches_tracked", ".relative_position_index", 
 
 /// Whether these are the names of one of timm's Vision Transformers.
 pub fn detect(weights: &Weights) -> bool {
-    weights.tensors.keys().any(|name| {
-        let name = unwrapped(name);
-        name == "patch_embed.proj.weight" || name.starts_with("blocks.0.")
-    })
+    let named = |name: &String| ["patch_embed.proj.weight", "blocks.0."].iter().any(|n| unwrapped(name).starts_with(n));
+    weights.tensors.keys().any(named) || original::detect(weights)
 }
 
 /// Canonical names.
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
+    let weights = original::to_timm(rename(weights, |name| Some(unwrapped(name).into()))?)?;
     let masked_keys = eva::has_masked_keys(&weights);
-    let original_swin = weights.tensors.keys().any(|name| unwrapped(name) == "layers.0.downsample.reduction.weight");
+    let original_swin = weights.tensors.contains_key("layers.0.downsample.reduction.weight");
     let mut weights = rename(weights, |name| {
-        let name = unwrapped(name);
         match name {
             "register_tokens" => return Some("reg_token".into()),
             // Only used in masked pre-training.

@@ -8,8 +8,19 @@ use super::document::{Document, PickleNode, PickleValue, TensorRef};
 use crate::weights::WeightsError;
 
 /// Keys under which state dicts are kept, in the order they are preferred.
-const USUAL: [&str; 9] =
-    ["state_dict_ema", "model_ema", "state_dict", "model_state_dict", "model", "module", "net", "network", "teacher"];
+const USUAL: [&str; 10] = [
+    "state_dict_ema",
+    "model_ema",
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "module",
+    "net",
+    "network",
+    "teacher",
+    // I-JEPA's, beside its predictor.
+    "encoder",
+];
 const DEEPEST: usize = 4;
 /// Prefixes that data-parallel and compiled modules put before every name.
 const WRAPPERS: [&str; 2] = ["module.", "_orig_mod."];
