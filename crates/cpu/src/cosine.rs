@@ -23,7 +23,7 @@ impl QkvShape {
         3 * self.heads * self.head_dim
     }
 
-    /// The factor of a vector's length in `out`: the scale of a query's head, 1 for a key; `None` for a value.
+    /// The length of a vector in the result: the scale of a query's head, 1 for a key; `None` for a value.
     #[inline(always)]
     fn length(self, vector: usize, scale: &[f32]) -> Option<f32> {
         match vector / self.heads {
