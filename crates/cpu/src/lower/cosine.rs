@@ -16,13 +16,11 @@ pub(super) fn forward(heads: usize, qkv: &Type) -> Lowered {
     })
 }
 
-/// From `dy`, `qkv` and `scale` to `dqkv` and the dot products of queries. A `dqkv` without consumers goes to the workspace.
+/// From `dy`, `qkv` and `scale` to `dqkv` and the dot products of queries.
 pub(super) fn backward(heads: usize, qkv: &Type) -> Lowered {
-    let (shape, dx_len) = (shape_of(heads, qkv), qkv.shape.elements());
-    Lowered::new(move |p, inputs, outputs, workspace| {
+    let shape = shape_of(heads, qkv);
+    Lowered::new(move |p, inputs, outputs, _| {
         let [dx, dots] = outputs else { unreachable!("two outputs") };
-        let dx = consumed(dx).unwrap_or(&mut workspace[..dx_len]);
         cosine::normalise_grad(&p.pool, p.isa, shape, [inputs[0], inputs[1], inputs[2]], dx, consumed(dots));
     })
-    .with_workspace(dx_len)
 }
