@@ -66,8 +66,20 @@ pub(super) const TYPE: ModelType = ModelType {
     write: None,
 };
 
-pub(super) const DATA2VEC: ModelType =
-    ModelType { name: "data2vec-vision", class: "Data2VecVision", base: "data2vec_vision.", ..TYPE };
+pub(super) const DATA2VEC: ModelType = ModelType {
+    name: "data2vec-vision",
+    class: "Data2VecVision",
+    base: "data2vec_vision.",
+    read: |args, task| {
+        let mut vit = beit(args, task)?;
+        // Without a head this type has no pooler, nor its norm.
+        if task.labels == 0 && vit.final_norm == FinalNorm::AfterPooling {
+            vit.final_norm = FinalNorm::Absent;
+        }
+        Ok(vit.into())
+    },
+    ..TYPE
+};
 
 fn beit(args: &Arguments, task: Task) -> Result<Vit, String> {
     for option in OTHER_TASKS.iter().chain(&["add_fpn", "segmentation_indices"]) {

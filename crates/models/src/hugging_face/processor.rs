@@ -8,6 +8,9 @@ use crate::config::timm::short;
 use crate::vit::Vit;
 use vit_preprocess::{CropMode, CropRule, Filter, Preprocess, Resizer};
 
+/// The key of a crop's rule that is not transformers', which ignores it.
+const OWN: &str = "vit";
+
 /// The usual scale of bytes.
 const TO_UNIT: f64 = 1.0 / 255.0;
 
@@ -146,7 +149,9 @@ pub(super) fn parse(map: &Map<String, Value>, usual: &Preprocess, any_size: bool
         _ if fast => Resizer::Torchvision,
         _ => Resizer::Pillow,
     };
-    let mut found = Preprocess { crop_rule: CropRule::Transformers, resizer, ..usual.clone() };
+    let rule = map.get(OWN).and_then(|own| own.get("crop_rule")?.as_str()?.parse().ok());
+    let crop_rule = rule.unwrap_or(CropRule::Transformers);
+    let mut found = Preprocess { crop_rule, resizer, ..usual.clone() };
     if flag("do_resize") == Some(false) {
         found.crop_mode = if crops { CropMode::Unscaled } else { CropMode::Squash };
         found.crop_pct = 1.0;
@@ -304,7 +309,7 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
         (false, _) => "CLIPImageProcessor",
     };
     let backend = if p.resizer == Resizer::Torchvision { "Fast" } else { "" };
-    json!({
+    let mut written = json!({
         "image_processor_type": format!("{class}{backend}"),
         "do_resize": p.crop_mode != CropMode::Unscaled,
         "size": size,
@@ -316,7 +321,11 @@ pub fn hugging_face_preprocessor(config: &Config) -> Value {
         "do_normalize": true,
         "image_mean": p.mean.iter().map(|&v| short(v)).collect::<Vec<_>>(),
         "image_std": p.std.iter().map(|&v| short(v)).collect::<Vec<_>>(),
-    })
+    });
+    if p.crop_rule != CropRule::Transformers {
+        written[OWN] = json!({ "crop_rule": p.crop_rule.name() });
+    }
+    written
 }
 
 /// Whether this is the preprocessing of DINOv3's class.
