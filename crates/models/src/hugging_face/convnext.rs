@@ -1,11 +1,16 @@
 //! `convnext` and `convnextv2`. The last norm has the configuration's epsilon, all others 1e-6.
 
+use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;
 
 use super::names::Names;
-use super::{ModelType, Task, processor, unchanged};
+use super::vision_transformer::activation;
+use super::{ModelType, Task, Writer, class_of, processor, unchanged};
+use crate::architecture::Architecture;
 use crate::config::Arguments;
+use crate::config::timm::{object, short, square};
 use crate::convnext::{ConvNext, ConvNextStem};
+use crate::weights::{Weights, WeightsError};
 
 const NAMES: &[(&str, &str)] = &[
     ("embeddings.patch_embeddings", "stem.0"),
@@ -35,7 +40,7 @@ pub(super) const TYPE: ModelType = ModelType {
     convert: unchanged,
     preprocessing: processor::convnext,
     any_size: true,
-    write: None,
+    write: Some(Writer { config: |model| config(model, "ConvNext"), convert: |_| Ok(()) }),
 };
 
 pub(super) const V2: ModelType = ModelType {
@@ -43,8 +48,39 @@ pub(super) const V2: ModelType = ModelType {
     class: "ConvNextV2",
     base: "convnextv2.",
     read: |args, task| Ok(ConvNext { layer_scale: None, response_norm: true, ..net(args, task)? }.into()),
+    write: Some(Writer { config: |model| config(model, "ConvNextV2"), convert: spread_response_norms }),
     ..TYPE
 };
+
+fn config(model: &Architecture, prefix: &str) -> Result<(String, Map<String, Value>), String> {
+    let net = model.downcast_ref::<ConvNext>().ok_or_else(String::new)?;
+    let ConvNextStem::Patches(patch) = net.stem else {
+        return Err("Hugging Face's ConvNeXt has no option for overlapping patches".into());
+    };
+    let mut options = object(json!({
+        "image_size": square(net.image_size),
+        "num_channels": net.channels,
+        "patch_size": patch,
+        "num_stages": net.depths.len(),
+        "depths": net.depths,
+        "hidden_sizes": net.widths,
+        "hidden_act": activation(net.activation),
+        "layer_norm_eps": short(net.last_norm_epsilon),
+        "drop_path_rate": short(net.drop_path),
+    }));
+    if !net.response_norm {
+        options.insert("layer_scale_init_value".into(), json!(net.layer_scale.map_or(0.0, short)));
+    }
+    Ok((class_of(prefix, model), options))
+}
+
+/// transformers has the parameters of response norms as `[1, 1, 1, channels]`.
+fn spread_response_norms(weights: &mut Weights) -> Result<(), WeightsError> {
+    for (_, tensor) in weights.tensors.iter_mut().filter(|(name, _)| name.contains(".grn.")) {
+        tensor.shape = [&[1; 3], &tensor.shape[..]].concat();
+    }
+    Ok(())
+}
 
 fn net(args: &Arguments, task: Task) -> Result<ConvNext, String> {
     args.get("num_stages");

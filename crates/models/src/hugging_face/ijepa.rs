@@ -1,8 +1,11 @@
 //! `ijepa`: ViT without a class token; a classifier reads the mean of the patches.
 
+use serde_json::{Map, Value};
+
 use super::names::Names;
-use super::vision_transformer::{AROUND, LAYERS, read};
-use super::{ModelType, processor, unchanged, vit};
+use super::vision_transformer::{AROUND, LAYERS, read, written};
+use super::{ModelType, Writer, class_of, processor, unchanged, vit};
+use crate::architecture::Architecture;
 use crate::vit::{Pooling, Vit};
 
 pub(super) const TYPE: ModelType = ModelType {
@@ -15,5 +18,10 @@ pub(super) const TYPE: ModelType = ModelType {
     convert: unchanged,
     preprocessing: processor::vit,
     any_size: false,
-    write: None,
+    write: Some(Writer { config, convert: |_| Ok(()) }),
 };
+
+fn config(model: &Architecture) -> Result<(String, Map<String, Value>), String> {
+    let vit = model.downcast_ref::<Vit>().ok_or_else(String::new)?;
+    Ok((class_of("IJepa", model), written(vit)))
+}

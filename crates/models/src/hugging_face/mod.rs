@@ -250,6 +250,22 @@ impl ModelType {
         Ok(Config { name: None, architecture, preprocessing, labels, problem_type: ProblemType::parse(map)? })
     }
 
+    /// Whether options of this type give a model, but for its rates of dropout, which belong to training, and an image size
+    /// that no option states.
+    fn gives(&self, class: &str, options: &Map<String, Value>, model: &Architecture) -> bool {
+        let mut options = options.clone();
+        options.insert("num_labels".into(), json!(model.classes()));
+        let Ok(Config { architecture: mut read, .. }) = self.config(class, &options, None) else { return false };
+        let mut model = model.clone();
+        read.set_image_size(model.image_size());
+        for architecture in [&mut read, &mut model] {
+            architecture.set_dropout(0.0);
+            architecture.set_attention_dropout(0.0);
+            architecture.set_drop_path(0.0);
+        }
+        read == model
+    }
+
     /// Whether a file has this type's names, and not canonical ones.
     pub(crate) fn recognises(&self, weights: &Weights, model: &Architecture) -> bool {
         let names = (self.names)(model);
@@ -279,6 +295,11 @@ fn labels(by_number: Option<&Map<String, Value>>) -> Vec<String> {
     (0..by_number.len()).map_while(|i| by_number.get(&i.to_string())?.as_str().map(str::to_string)).collect()
 }
 
+/// The class of a type, with a head where the model has classes.
+fn class_of(prefix: &str, model: &Architecture) -> String {
+    format!("{prefix}{}", if model.classes() > 0 { "ForImageClassification" } else { "Model" })
+}
+
 /// No change of tensors.
 fn unchanged(_: &mut Weights, _: &Architecture) -> Result<(), WeightsError> {
     Ok(())
@@ -290,7 +311,10 @@ fn writable(model: &Architecture) -> Result<(&'static ModelType, &'static Writer
     for known in TYPES {
         let Some(writer) = &known.write else { continue };
         match (writer.config)(model) {
-            Ok((class, options)) => return Ok((known, writer, class, options)),
+            Ok((class, options)) if known.gives(&class, &options, model) => {
+                return Ok((known, writer, class, options));
+            }
+            Ok(_) => reasons.push(format!("Hugging Face's `{}` has no option for a part of this model", known.name)),
             Err(reason) => reasons.push(reason),
         }
     }

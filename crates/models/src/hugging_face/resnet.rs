@@ -1,8 +1,13 @@
 //! `resnet`: ResNet v1.5.
 
+use serde_json::{Map, Value, json};
+
 use super::names::Names;
-use super::{ModelType, Task, processor, unchanged};
+use super::vision_transformer::activation;
+use super::{ModelType, Task, Writer, class_of, processor, unchanged};
+use crate::architecture::Architecture;
 use crate::config::Arguments;
+use crate::config::timm::object;
 use crate::resnet::{ResNet, ResNetBlock};
 
 const NAMES: &[(&str, &str)] = &[
@@ -29,8 +34,21 @@ pub(super) const TYPE: ModelType = ModelType {
     convert: unchanged,
     preprocessing: processor::convnext,
     any_size: true,
-    write: None,
+    write: Some(Writer { config, convert: |_| Ok(()) }),
 };
+
+fn config(model: &Architecture) -> Result<(String, Map<String, Value>), String> {
+    let net = model.downcast_ref::<ResNet>().ok_or_else(String::new)?;
+    let options = json!({
+        "num_channels": net.channels,
+        "embedding_size": net.stem_width,
+        "hidden_sizes": net.widths.iter().map(|width| width * net.block.expansion()).collect::<Vec<_>>(),
+        "depths": net.depths,
+        "layer_type": if net.block == ResNetBlock::Basic { "basic" } else { "bottleneck" },
+        "hidden_act": activation(net.activation),
+    });
+    Ok((class_of("ResNet", model), object(options)))
+}
 
 fn net(args: &Arguments, task: Task) -> Result<ResNet, String> {
     let block = match args.text("layer_type")?.unwrap_or("bottleneck") {

@@ -1,10 +1,14 @@
 //! `swin` and `swinv2`: patches are merged at the end of a stage in transformers, at the start of the next one here.
 
+use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;
 
 use super::names::Names;
-use super::{ModelType, Task, processor, unchanged};
+use super::vision_transformer::activation;
+use super::{ModelType, Task, Writer, class_of, processor, unchanged};
+use crate::architecture::Architecture;
 use crate::config::Arguments;
+use crate::config::timm::{object, short, square};
 use crate::swin::{Swin, SwinVersion};
 
 const NAMES: &[(&str, &str)] = &[
@@ -47,8 +51,38 @@ pub(super) const TYPE: ModelType = ModelType {
     convert: unchanged,
     preprocessing: processor::vit_imagenet,
     any_size: false,
-    write: None,
+    write: Some(Writer { config: |model| config(model, "Swin"), convert: |_| Ok(()) }),
 };
+
+fn config(model: &Architecture, prefix: &str) -> Result<(String, Map<String, Value>), String> {
+    let swin = model.downcast_ref::<Swin>().ok_or_else(String::new)?;
+    let (window, stages) = (swin.windows.first().copied().unwrap_or_default(), swin.depths.len());
+    // transformers has biases for the whole window, also where the image is smaller.
+    if (0..stages).any(|stage| swin.window(stage).size != window) {
+        return Err("Hugging Face's Swin has no option for windows that are smaller in some stages".into());
+    }
+    let mut options = object(json!({
+        "image_size": square(swin.image_size),
+        "patch_size": square(swin.patch_size),
+        "num_channels": swin.channels,
+        "embed_dim": swin.widths.first(),
+        "depths": swin.depths,
+        "num_heads": swin.heads,
+        "window_size": window[0],
+        "mlp_ratio": swin.mlp_ratios.first(),
+        "qkv_bias": swin.qkv_bias,
+        "hidden_act": activation(swin.activation),
+        "layer_norm_eps": short(swin.norm_epsilon),
+        "hidden_dropout_prob": short(swin.projection_dropout),
+        "attention_probs_dropout_prob": short(swin.attention_dropout),
+        "drop_path_rate": short(swin.drop_path),
+    }));
+    if let SwinVersion::V2 { pretrained_windows } = &swin.version {
+        let sides: Vec<usize> = pretrained_windows.iter().map(|window| window.map_or(0, |[side, _]| side)).collect();
+        options.insert("pretrained_window_sizes".into(), json!(sides));
+    }
+    Ok((class_of(prefix, model), options))
+}
 
 /// V2's parts that V1 does not have, and its partial biases.
 const V2_NAMES: &[(&str, &str)] = &[
@@ -74,6 +108,7 @@ pub(super) const V2: ModelType = ModelType {
         Ok(Swin { version: SwinVersion::V2 { pretrained_windows }, ..swin }.into())
     },
     names: |_| Names::new(V2_NAMES).and(NAMES),
+    write: Some(Writer { config: |model| config(model, "Swinv2"), convert: |_| Ok(()) }),
     ..TYPE
 };
 
