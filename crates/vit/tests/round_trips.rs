@@ -8,8 +8,16 @@ use vit_models::weights::safetensors::Dtype;
 use vit_models::{Checkpoint, CropMode, Filter, Layout, OpenOptions, Preprocess};
 
 /// The cases that Hugging Face's classes can express.
-const HUGGING_FACE: [&str; 6] =
-    ["timm_vit", "timm_vit_rect", "timm_deit_distilled", "hf_vit", "hf_deit", "hf_deit_plain"];
+const HUGGING_FACE: [&str; 8] = [
+    "timm_vit",
+    "timm_vit_gap_notoken",
+    "timm_vit_rect",
+    "timm_deit_distilled",
+    "hf_vit",
+    "hf_deit",
+    "hf_deit_plain",
+    "jax_vit_gap",
+];
 
 fn again(checkpoint: &Checkpoint, layout: Layout, dtype: Dtype, name: &str) -> Checkpoint {
     let folder = scratch(name);
@@ -43,6 +51,18 @@ fn f32_is_exact() {
             assert_eq!(transform(&reopened.config.preprocessing), transform(&original.config.preprocessing), "{case}");
             assert_eq!(reopened.weights.tensors, original.weights.tensors, "{case} as {name}");
             assert_eq!(outputs(&reopened, &input), outputs(&original, &input), "{case} as {name}");
+        }
+    }
+}
+
+#[test]
+fn other_model_types_of_transformers_are_exact() {
+    for case in ["hf_dinov2", "hf_dinov2_registers", "tv_resnet_basic", "tv_resnet_bottleneck"] {
+        let original = open(case);
+        for layout in [Layout::Timm, Layout::HuggingFace] {
+            let reopened = again(&original, layout, Dtype::F32, &format!("types_{layout:?}_{case}"));
+            assert_eq!(reopened.config.architecture, original.config.architecture, "{case} as {layout:?}");
+            assert_eq!(reopened.weights.tensors, original.weights.tensors, "{case} as {layout:?}");
         }
     }
 }
