@@ -8,6 +8,7 @@ input or the pixel of a maximum, gradients of PyTorch itself differ by 1e-3 betw
 import argparse
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import timm
@@ -20,7 +21,15 @@ from timm.models.efficientnet import EfficientNet
 from timm.models.eva import Eva
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import LayerNorm, Mlp, RmsNorm, SwiGLU, SwiGLUPacked
+from timm.models.vision_transformer import (
+    Block,
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+    VisionTransformer,
+)
 from timm.models.vision_transformer_relpos import RelPosBlock, ResPostRelPosBlock, VisionTransformerRelPos
 
 CLASSES = 5
@@ -67,9 +76,31 @@ def vit(draw):
         "init_values": draw.choice([None, 0.3]),
         "reg_tokens": draw.choice([0, 0, 3]),
         "no_embed_class": draw.random() < 0.3,
-        "global_pool": draw.choice(["token", "avg", "map"]),
+        "class_token": draw.random() < 0.7,
+        "pre_norm": draw.random() < 0.3,
+        "act_layer": draw.choice(["gelu", "gelu", "gelu_tanh", "quick_gelu"]),
+        "pool_include_prefix": draw.random() < 0.2,
+        "proj_bias": draw.random() < 0.8,
     }
-    return VisionTransformer, args, args, size
+    # No maximum: its gradient depends on rounding where two tokens are equal.
+    pools = ["avg", "map", "prr"] + (["token"] if args["class_token"] else [])
+    args["global_pool"] = draw.choice(pools)
+    epsilon = draw.choice([1e-6, 1e-5])
+    norm = draw.choice([LayerNorm, LayerNorm, RmsNorm])
+    written, built = {"norm_layer": {norm.__name__: {"eps": epsilon}}}, {"norm_layer": partial(norm, eps=epsilon)}
+    if draw.random() < 0.3:
+        written["embed_norm_layer"], built["embed_norm_layer"] = written["norm_layer"], built["norm_layer"]
+    kind = draw.choice([Block, Block, ResPostBlock, ParallelScalingBlock, ParallelThingsBlock, DiffParallelScalingBlock])
+    written["block_fn"], built["block_fn"] = kind.__name__, kind
+    if kind not in (ParallelScalingBlock, DiffParallelScalingBlock):
+        args |= {"scale_attn_norm": draw.random() < 0.3, "scale_mlp_norm": draw.random() < 0.3}
+        args["attn_layer"] = draw.choice(["attn", "attn", "diff"])
+        gate = draw.choice([("Mlp", Mlp), ("Mlp", Mlp), ("SwiGLU", SwiGLU), ("SwiGLUPacked", SwiGLUPacked)])
+        written["mlp_layer"], built["mlp_layer"] = gate
+        if gate[1] is not Mlp:
+            args["act_layer"] = "silu"
+            args["mlp_ratio"] = draw.choice([2.0, 4.0])
+    return VisionTransformer, args | written, args | built, size
 
 
 def eva(draw):

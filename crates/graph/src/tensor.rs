@@ -11,7 +11,7 @@ use std::rc::Rc;
 use crate::ops::{
     Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
     LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Reduce, Reshape, Rotary, RotaryTables, Scale,
-    Slice, Softmax, Unary, Uniform,
+    Slice, Softmax, TokenSubset, Unary, Uniform,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -322,6 +322,12 @@ impl Tensor {
     pub fn dropout(&self, rate: f32, granularity: Granularity, seed: &Tensor) -> Tensor {
         let stream = self.random_stream();
         self.apply(Dropout { rate, stream, granularity }, &[seed])
+    }
+
+    /// A random subset of the tokens of every sample, with a new random stream.
+    pub fn token_subset(&self, keep: usize, seed: &Tensor) -> Tensor {
+        let stream = self.random_stream();
+        self.apply(TokenSubset { keep, stream }, &[seed])
     }
 
     /// The index of a random stream that no other operation of this graph uses.

@@ -67,6 +67,9 @@ pub trait Network: Configured {
     /// Changes dropout of attention weights.
     fn set_attention_dropout(&mut self, _rate: f32) {}
 
+    /// Changes the share of patches that is left out in training.
+    fn set_patch_drop(&mut self, _rate: f32) {}
+
     /// Changes stochastic depth: the rate of the last block, to which earlier ones grow linearly.
     fn set_drop_path(&mut self, _rate: f32) {}
 
@@ -144,7 +147,7 @@ pub trait Network: Configured {
 }
 
 /// Implements the methods of [`Network`] that read and change single fields, for a struct that has `image_size`, `channels`
-/// and `classes`, and of the rates `dropout`, `attention_dropout` and `drop_path` those that are given.
+/// and `classes`, and of the rates `dropout`, `attention_dropout`, `patch_drop` and `drop_path` those that are given.
 #[macro_export]
 macro_rules! network_fields {
     ($($rate:ident),*) => {
@@ -166,6 +169,11 @@ macro_rules! network_fields {
     (@rate attention_dropout) => {
         fn set_attention_dropout(&mut self, rate: f32) {
             self.attention_dropout = rate;
+        }
+    };
+    (@rate patch_drop) => {
+        fn set_patch_drop(&mut self, rate: f32) {
+            self.patch_drop = rate;
         }
     };
     (@rate drop_path) => {

@@ -156,6 +156,8 @@ pub struct Vit {
     pub dropout: f32,
     /// Dropout on attention weights.
     pub attention_dropout: f32,
+    /// The share of patches that is left out in training.
+    pub patch_drop: f32,
     /// Stochastic depth: the rate of the last block; earlier ones grow linearly to it.
     pub drop_path: f32,
 }
@@ -206,6 +208,7 @@ impl Default for Vit {
             norm_epsilon: 1e-6,
             dropout: 0.0,
             attention_dropout: 0.0,
+            patch_drop: 0.0,
             drop_path: 0.0,
         }
     }
@@ -270,7 +273,7 @@ impl Forward<'_, Vit> {
             PositionsOn::Patches => prepend(&tokens, positions::add(self.net, &patches)),
             PositionsOn::AllTokens => positions::add(self.net, &prepend(&tokens, patches)),
         };
-        let x = self.drop(x);
+        let x = self.building.drop_tokens(self.drop(x), self.net.prefix_tokens(), self.net.patch_drop);
         if self.net.pre_norm { self.norm(&x, "norm_pre") } else { x }
     }
 

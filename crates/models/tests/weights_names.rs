@@ -280,3 +280,95 @@ fn facebooks_dinov3_files_open_under_timms_names() {
         assert_eq!(ours.tensors["blocks.0.attn.v_bias"].data[0], 2.0 * vit.dim as f32);
     }
 }
+
+/// As `_convert_dinov2` of timm: the position of the class token becomes part of it.
+#[test]
+fn original_files_of_dinov2_with_registers_have_timms_names() {
+    let theirs = named(&[
+        ("patch_embed.proj.weight", &[4, 3, 2, 2]),
+        ("cls_token", &[1, 1, 4]),
+        ("register_tokens", &[1, 2, 4]),
+        ("mask_token", &[1, 4]),
+        ("pos_embed", &[1, 10, 4]),
+        ("blocks.0.mlp.w12.weight", &[16, 4]),
+        ("blocks.0.mlp.w3.weight", &[4, 8]),
+        ("blocks.0.ls1.gamma", &[4]),
+    ]);
+    let (ours, scheme) = canonical(theirs.clone()).unwrap();
+    assert_eq!(scheme, Scheme::Timm);
+    let names: Vec<&str> = ours.tensors.keys().map(String::as_str).collect();
+    let expected = [
+        "blocks.0.ls1.gamma",
+        "blocks.0.mlp.fc1.weight",
+        "blocks.0.mlp.fc2.weight",
+        "cls_token",
+        "patch_embed.proj.weight",
+        "pos_embed",
+        "reg_token",
+    ];
+    assert_eq!(names, expected);
+    assert_eq!(ours.tensors["pos_embed"].shape, [1, 9, 4]);
+    assert_eq!(ours.tensors["pos_embed"].data, theirs.tensors["pos_embed"].data[4..]);
+    let sum = |i: usize| theirs.tensors["cls_token"].data[i] + theirs.tensors["pos_embed"].data[i];
+    assert_eq!(ours.tensors["cls_token"].data, (0..4).map(sum).collect::<Vec<_>>());
+}
+
+/// As `_convert_openai_clip` of timm.
+#[test]
+fn the_image_encoder_of_clip_has_timms_names() {
+    let theirs = named(&[
+        ("visual.class_embedding", &[4]),
+        ("visual.positional_embedding", &[5, 4]),
+        ("visual.conv1.weight", &[4, 3, 2, 2]),
+        ("visual.ln_pre.weight", &[4]),
+        ("visual.transformer.resblocks.0.ln_1.bias", &[4]),
+        ("visual.transformer.resblocks.0.attn.in_proj_weight", &[12, 4]),
+        ("visual.transformer.resblocks.0.attn.out_proj.bias", &[4]),
+        ("visual.transformer.resblocks.0.mlp.c_fc.weight", &[16, 4]),
+        ("visual.transformer.resblocks.0.mlp.c_proj.weight", &[4, 16]),
+        ("visual.ln_post.weight", &[4]),
+        ("visual.proj", &[4, 3]),
+        ("logit_scale", &[1]),
+        ("token_embedding.weight", &[7, 4]),
+    ]);
+    let (ours, _) = canonical(theirs.clone()).unwrap();
+    let shapes: Vec<(&str, &[usize])> = ours.tensors.iter().map(|(n, t)| (n.as_str(), &t.shape[..])).collect();
+    let expected: [(&str, &[usize]); 12] = [
+        ("blocks.0.attn.proj.bias", &[4]),
+        ("blocks.0.attn.qkv.weight", &[12, 4]),
+        ("blocks.0.mlp.fc1.weight", &[16, 4]),
+        ("blocks.0.mlp.fc2.weight", &[4, 16]),
+        ("blocks.0.norm1.bias", &[4]),
+        ("cls_token", &[1, 1, 4]),
+        ("head.bias", &[3]),
+        ("head.weight", &[3, 4]),
+        ("norm.weight", &[4]),
+        ("norm_pre.weight", &[4]),
+        ("patch_embed.proj.weight", &[4, 3, 2, 2]),
+        ("pos_embed", &[1, 5, 4]),
+    ];
+    assert_eq!(shapes, expected);
+    let projection = &theirs.tensors["visual.proj"].data;
+    assert_eq!(ours.tensors["head.weight"].data[..4], [0, 3, 6, 9].map(|i| projection[i]));
+}
+
+/// A training checkpoint of DINO, and the whole of a masked autoencoder.
+#[test]
+fn heads_and_decoders_of_pre_training_are_left_out() {
+    let dino = named(&[
+        ("backbone.patch_embed.proj.weight", &[4, 3, 2, 2]),
+        ("backbone.cls_token", &[1, 1, 4]),
+        ("head.mlp.0.weight", &[8, 4]),
+    ]);
+    let (ours, _) = canonical(dino).unwrap();
+    assert_eq!(ours.tensors.keys().collect::<Vec<_>>(), ["cls_token", "patch_embed.proj.weight"]);
+    let mae = named(&[
+        ("patch_embed.proj.weight", &[4, 3, 2, 2]),
+        ("mask_token", &[1, 1, 2]),
+        ("decoder_embed.weight", &[2, 4]),
+        ("decoder_pos_embed", &[1, 5, 2]),
+        ("decoder_blocks.0.norm1.weight", &[2]),
+    ]);
+    let (ours, _) = canonical(mae).unwrap();
+    assert_eq!(ours.tensors.keys().collect::<Vec<_>>(), ["patch_embed.proj.weight"]);
+}

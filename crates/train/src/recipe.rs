@@ -56,6 +56,8 @@ pub struct ModelSettings {
     pub drop_path: f64,
     pub dropout: f64,
     pub attention_dropout: f64,
+    #[serde(default)]
+    pub patch_drop: f64,
     pub freeze: Freeze,
 }
 
@@ -250,9 +252,10 @@ impl Recipe {
 
     /// Gives a model the dropout and stochastic depth of this recipe.
     pub fn apply_to(&self, architecture: &mut Architecture) {
-        let ModelSettings { drop_path, dropout, attention_dropout, .. } = self.model;
+        let ModelSettings { drop_path, dropout, attention_dropout, patch_drop, .. } = self.model;
         architecture.set_dropout(dropout as f32);
         architecture.set_attention_dropout(attention_dropout as f32);
+        architecture.set_patch_drop(patch_drop as f32);
         architecture.set_drop_path(drop_path as f32);
     }
 }

@@ -18,10 +18,11 @@ const MODELS: [&str; 8] = [
 ];
 
 /// A setting, and on which of the models it has an effect, in their order.
-const TABLE: [(&str, [bool; 8]); 9] = [
+const TABLE: [(&str, [bool; 8]); 10] = [
     ("model.drop_path=0.1", [true, true, true, false, true, true, true, true]),
     ("model.dropout=0.1", [true, true, true, false, true, true, true, true]),
     ("model.attention_dropout=0.1", [true, false, false, false, false, true, true, false]),
+    ("model.patch_drop=0.25", [true, false, false, false, false, false, false, false]),
     ("model.start=mimetic", [true, false, false, false, false, false, false, false]),
     ("optimiser.layer_decay=0.5", [true; 8]),
     ("model.freeze=[\"backbone\"]", [true; 8]),

@@ -12,7 +12,7 @@ use vit_graph::{Graph, Init, autodiff};
 use vit_models::config::{Config, parse, timm_config};
 use vit_models::layers::{ContinuousBias, ContinuousForm, Gate, NormKind};
 use vit_models::vit::{
-    BiasSharing, CoordinateAugmentation, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias,
+    BiasSharing, BlockKind, CoordinateAugmentation, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias,
     RelativeBias, RelativeBiasKind, RotaryAngles, RotaryPositions, Vit,
 };
 use vit_models::{Mode, Network, Preprocess, ProblemType};
@@ -103,6 +103,55 @@ fn models() -> Vec<Vit> {
                 }
             }
         }
+    }
+    all
+}
+
+/// Models with every kind of block, of MLP, of norm and of pooling.
+fn block_models() -> Vec<Vit> {
+    const BLOCKS: [BlockKind; 4] =
+        [BlockKind::PreNorm, BlockKind::PostNorm, BlockKind::Parallel, BlockKind::Branches(2)];
+    const POOLING: [Pooling; 6] =
+        [Pooling::Token, Pooling::Mean, Pooling::Max, Pooling::MeanMax, Pooling::Map, Pooling::Refined];
+    let mut all = Vec::new();
+    for (turn, (block, gate)) in BLOCKS
+        .into_iter()
+        .flat_map(|block| [Gate::None, Gate::Packed, Gate::Separate].map(|gate| (block, gate)))
+        .chain([(BlockKind::PreNorm, Gate::None); 6])
+        .chain([(BlockKind::Parallel, Gate::None); 6])
+        .enumerate()
+    {
+        let on = |bit: usize| (turn * 5 + 3) >> bit & 1 == 1;
+        let parallel = block == BlockKind::Parallel;
+        let gate = if parallel { Gate::None } else { gate };
+        all.push(Vit {
+            image_size: [8, 12],
+            patch_size: [4, 4],
+            channels: 2,
+            classes: 3,
+            dim: 8,
+            depth: 2,
+            heads: 2,
+            mlp_dim: 11,
+            gate,
+            activation: if gate == Gate::None { Activation::Gelu } else { Activation::Silu },
+            mlp_norm: !parallel && on(0),
+            attention_norm: !parallel && on(1),
+            block,
+            differential: turn > 11 || on(2),
+            registers: turn % 3,
+            pooling: POOLING[turn % POOLING.len()],
+            pool_prefix: on(3),
+            patch_norm: on(1),
+            pre_norm: on(4),
+            projection_bias: !on(2),
+            qk_norm: on(0),
+            qkv: Qkv::packed(if on(3) { QkvBias::All } else { QkvBias::None }),
+            layer_scale: on(4).then_some(0.5),
+            norm: if on(2) { NormKind::Rms } else { NormKind::Layer },
+            norm_epsilon: if on(0) { 1e-5 } else { 1e-6 },
+            ..Vit::default()
+        });
     }
     all
 }
@@ -230,7 +279,7 @@ fn compare(device: &Cpu, graph: &Graph, tolerance: f64, what: &dyn std::fmt::Deb
 #[test]
 fn the_cpu_computes_what_the_reference_does() {
     let device = Cpu::new(Some(2));
-    let all = [models(), rotary_models()].concat();
+    let all = [models(), rotary_models(), block_models()].concat();
     assert!(all.len() > 350, "{}", all.len());
     for vit in &all {
         let mut graph = vit.build(2, Mode::Inference).unwrap_or_else(|e| panic!("{e} in {vit:?}"));
@@ -244,14 +293,17 @@ fn the_cpu_computes_what_the_reference_does() {
         assert_eq!(outputs["tokens"].shape(), [2, tokens, 8]);
         assert_eq!(outputs["features"].shape(), [2, vit.pre_logits.unwrap_or(8)]);
         assert_eq!(outputs["logits"].shape(), [2, 3]);
-        assert_eq!(outputs["blocks.1.attn.weights"].shape(), [2, 2, tokens, tokens]);
+        let branch = if matches!(vit.block, BlockKind::Branches(_)) { "attns.1." } else { "" };
+        assert_eq!(outputs[&format!("blocks.1.{branch}attn.weights")].shape(), [2, 2, tokens, tokens]);
         assert_eq!(outputs.contains_key("logits_dist"), vit.distillation_head);
     }
 }
 
 /// A training graph with all kinds of dropout, whose outputs are a loss and its gradients.
 fn training(vit: &Vit) -> Graph {
-    let vit = Vit { dropout: 0.1, attention_dropout: 0.1, drop_path: 0.2, ..vit.clone() };
+    let added = vit.rotary.is_none() && vit.relative_bias.is_none();
+    let patch_drop = if added { 0.3 } else { 0.0 };
+    let vit = Vit { dropout: 0.1, attention_dropout: 0.1, patch_drop, drop_path: 0.2, ..vit.clone() };
     // With fewer samples, stochastic depth might drop a branch for all of them.
     let mut graph = vit.build(6, Mode::Training).unwrap();
     let logits = graph.output("logits").unwrap();
@@ -270,7 +322,7 @@ fn training(vit: &Vit) -> Graph {
 #[test]
 fn every_parameter_has_a_gradient() {
     let device = Cpu::new(Some(2));
-    for vit in models().iter().step_by(3).chain(&rotary_models()) {
+    for vit in models().iter().step_by(3).chain(&rotary_models()).chain(&block_models()) {
         let graph = training(vit);
         let found = compare(&device, &graph, 2e-4, vit);
         for (_, parameter) in graph.parameters() {
@@ -290,7 +342,8 @@ fn every_parameter_has_a_gradient() {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    for vit in models().iter().step_by(29).chain(rotary_models().iter().step_by(3)) {
+    let blocks = block_models();
+    for vit in models().iter().step_by(29).chain(rotary_models().iter().step_by(3)).chain(blocks.iter().step_by(2)) {
         // Finite differences are wrong across the kink of a ReLU.
         let smooth = if vit.activation == Activation::Relu { Activation::Gelu } else { vit.activation };
         let vit = Vit { activation: smooth, ..vit.clone() };
@@ -323,15 +376,15 @@ fn gradients_agree_with_finite_differences() {
 
 #[test]
 fn nothing_is_random_in_inference() {
-    let vit = Vit { dropout: 0.5, attention_dropout: 0.5, drop_path: 0.5, ..models()[0].clone() };
+    let vit = Vit { dropout: 0.5, attention_dropout: 0.5, patch_drop: 0.5, drop_path: 0.5, ..models()[0].clone() };
     let graph = vit.build(1, Mode::Inference).unwrap();
     assert!(graph.inputs().all(|(_, input)| input.name == "image"));
-    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::Dropout(_))));
+    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::Dropout(_) | Op::TokenSubset(_))));
 }
 
 #[test]
 fn timms_form_holds_every_option() {
-    for vit in [models(), rotary_models()].concat() {
+    for vit in [models(), rotary_models(), block_models()].concat() {
         let preprocessing = Preprocess { image_size: vit.image_size, ..Preprocess::inception() };
         let config = Config {
             name: None,

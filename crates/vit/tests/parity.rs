@@ -53,6 +53,9 @@ cases! {
     timm_vit_modern: ONE_HEAD;
     timm_vit_map: ONE_HEAD;
     timm_vit_clip: ONE_HEAD;
+    timm_clip_vit: ONE_HEAD;
+    timm_aimv2: ONE_HEAD;
+    timm_parallel: JAX;
     timm_deit_distilled:
         &["attention_0", "attention_1", "features", "logits", "logits_cls", "logits_dist", "tokens"];
     hf_vit: ONE_HEAD;

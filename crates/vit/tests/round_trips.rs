@@ -140,3 +140,21 @@ fn labels_and_preprocessing_travel() {
         assert_eq!(reopened.config.preprocessing, checkpoint.config.preprocessing);
     }
 }
+
+#[test]
+fn a_model_of_an_unknown_name_is_what_its_weights_and_arguments_say() {
+    for case in ["timm_vit", "timm_vit_modern", "timm_clip_vit"] {
+        let original = open(case);
+        let folder = scratch(&format!("unknown_{case}"));
+        original.save(&folder, Layout::Timm, Dtype::F32).unwrap();
+        let path = folder.join("config.json");
+        let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        assert!(config["architecture"].is_string() && config["model_args"].is_object(), "{case}");
+        config["architecture"] = "vit_unheard_of_patch8_32".into();
+        std::fs::write(&path, config.to_string()).unwrap();
+        let opened = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
+        assert_eq!(opened.config.architecture, original.config.architecture, "{case}");
+        let line = "no model is known by the name `vit_unheard_of_patch8_32`; it is what its weights and arguments say";
+        assert_eq!(opened.report, [line], "{case}");
+    }
+}

@@ -1,7 +1,7 @@
-//! Dropout masks, computed from seed and position wherever they are used, never stored.
+//! Dropout masks and random subsets of tokens, computed from seed and position wherever they are used, never stored.
 
 use vit_graph::Type;
-use vit_graph::ops::Dropout;
+use vit_graph::ops::{Dropout, TokenSubset, TokenSubsetGrad};
 use vit_graph::random::Seed;
 
 use super::{Lowered, TASK};
@@ -48,6 +48,32 @@ pub(super) fn dropout(op: Dropout, x: &Type) -> Lowered {
                     decided = Some(decision);
                 }
                 *out = factor[0] * inputs[0][i];
+            }
+        });
+    })
+}
+
+pub(super) fn token_subset(op: TokenSubset, x: &Type) -> Lowered {
+    let (tokens, width) = (x.shape[1], x.shape[2]);
+    Lowered::new(move |p, inputs, outputs, _| {
+        let seed = seed_of(inputs[1]);
+        p.pool.run_chunks(&mut *outputs[0], (op.keep * width).max(1), &|sample, out| {
+            let rows = op.kept(seed, sample, tokens);
+            for (row, out) in rows.into_iter().zip(out.chunks_exact_mut(width.max(1))) {
+                out.copy_from_slice(&inputs[0][(sample * tokens + row) * width..][..width]);
+            }
+        });
+    })
+}
+
+pub(super) fn token_subset_grad(op: TokenSubsetGrad, dy: &Type) -> Lowered {
+    let (tokens, keep, width) = (op.tokens, op.subset.keep, dy.shape[2]);
+    Lowered::new(move |p, inputs, outputs, _| {
+        let seed = seed_of(inputs[1]);
+        p.pool.run_chunks(&mut *outputs[0], (tokens * width).max(1), &|sample, dx| {
+            dx.fill(0.0);
+            for (place, token) in op.subset.kept(seed, sample, tokens).into_iter().enumerate() {
+                dx[token * width..][..width].copy_from_slice(&inputs[0][(sample * keep + place) * width..][..width]);
             }
         });
     })

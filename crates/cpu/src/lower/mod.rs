@@ -138,6 +138,8 @@ pub(crate) fn lower(
         Op::Unary(op) => arithmetic::unary(*op),
         Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
         Op::Uniform(op) => rotary::uniform(op),
+        Op::TokenSubset(op) => dropout::token_subset(*op, &inputs[0]),
+        Op::TokenSubsetGrad(op) => dropout::token_subset_grad(*op, &inputs[0]),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,
         Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0])?,

@@ -298,6 +298,11 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::RotaryTables(_) => rotary::tables(e),
         Op::RotaryTablesGrad(_) => rotary::tables_grad(e),
         Op::Uniform(op) => rotary::uniform(op, e),
+        Op::TokenSubset(op) => {
+            let tokens = e.inputs[0].shape[1];
+            rows::token_subset(*op, tokens, "token_subset", e);
+        }
+        Op::TokenSubsetGrad(op) => rows::token_subset(op.subset, op.tokens, "token_subset_grad", e),
         Op::CosineQkv(op) => cosine::forward(op.heads, e),
         Op::CosineQkvGrad(op) => cosine::backward(op.heads, e),
         Op::LayerNorm(op) => norm::forward(op, None, None, e),

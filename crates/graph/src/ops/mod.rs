@@ -30,6 +30,7 @@ mod reduce;
 mod rotary;
 mod softmax;
 mod source;
+mod token_subset;
 mod uniform;
 mod windows;
 
@@ -56,6 +57,7 @@ pub use reduce::{Reduce, Reduction};
 pub use rotary::{Rotary, RotaryExtents, RotaryGrad, RotaryPairs, RotaryTables, RotaryTablesGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use source::{Constant, Data, Input, Parameter};
+pub use token_subset::{TokenSubset, TokenSubsetGrad};
 pub use uniform::Uniform;
 pub use windows::{Unwindows, Windows};
 
@@ -268,6 +270,8 @@ operations!(
     Unary,
     Dropout,
     Uniform,
+    TokenSubset,
+    TokenSubsetGrad,
     Reshape,
     Permute,
     Slice,

@@ -105,6 +105,18 @@ impl Building {
         }
     }
 
+    /// Patch dropout (Liu et al., 2022): a random part of every sample's tokens is left out, but none of the first `prefix`.
+    pub fn drop_tokens(&self, x: Tensor, prefix: usize, rate: f32) -> Tensor {
+        let Some(seed) = self.seed.as_ref().filter(|_| rate > 0.0) else { return x };
+        let count = x.extent(1).saturating_sub(prefix);
+        let kept = (count as f64 * (1.0 - f64::from(rate))) as usize;
+        let subset = |patches: &Tensor| patches.token_subset(kept.max(1), seed);
+        if prefix == 0 {
+            return subset(&x);
+        }
+        Tensor::concat(&[&x.slice(1, 0, prefix), &subset(&x.slice(1, prefix, count))], 1)
+    }
+
     /// Stochastic depth: a residual branch is dropped for whole samples.
     pub fn drop_path(&self, x: Tensor, rate: f32) -> Tensor {
         match &self.seed {

@@ -14,7 +14,7 @@ use crate::variant::Variant;
 use crate::weights::{Scheme, Weights};
 
 impl Network for Vit {
-    network_fields!(dropout, attention_dropout, drop_path);
+    network_fields!(dropout, attention_dropout, patch_drop, drop_path);
 
     fn kind(&self) -> &'static str {
         "Vision Transformer"
@@ -75,7 +75,14 @@ impl Network for Vit {
     fn rates(&self) -> Vec<f32> {
         let relative = self.relative_bias.map_or(0.0, |relative| relative.dropout());
         let coordinates = self.rotary.is_some_and(|rotary| rotary.is_random());
-        vec![self.dropout, self.attention_dropout, self.drop_path, relative, f32::from(u8::from(coordinates))]
+        vec![
+            self.dropout,
+            self.attention_dropout,
+            self.patch_drop,
+            self.drop_path,
+            relative,
+            f32::from(u8::from(coordinates)),
+        ]
     }
 
     fn heads(&self) -> &'static [&'static str] {
@@ -218,6 +225,9 @@ impl Network for Vit {
 impl Vit {
     /// Why no attention can be built with these options.
     fn attention_contradiction(&self) -> Option<String> {
+        if self.patch_drop > 0.0 && (self.rotary.is_some() || self.relative_bias.is_some()) {
+            return Some("patches can be left out only where all positions are added to the tokens".into());
+        }
         let Vit { heads, depth, .. } = *self;
         let unusual = self.rotary.is_some() || self.qkv.separate || !self.key_value_heads.is_empty();
         if unusual && self.lineage != Lineage::Eva {

@@ -82,6 +82,7 @@ impl Configured for Vit {
             }
             self.patch_norm = true;
         }
+        self.patch_drop = args.rate("patch_drop_rate")?.unwrap_or(self.patch_drop);
         self.qk_norm = args.flag("qk_norm")?.unwrap_or(self.qk_norm);
         self.attention_norm = args.flag("scale_attn_norm")?.unwrap_or(self.attention_norm);
         self.mlp_norm = args.flag("scale_mlp_norm")?.unwrap_or(self.mlp_norm);
@@ -183,8 +184,8 @@ impl Configured for Vit {
     /// Rates of dropout belong to a training run here, and the epsilon is not among timm's arguments.
     fn same_in_timm(&self, other: &Architecture) -> bool {
         let Some(other) = other.downcast_ref::<Vit>() else { return false };
-        let Vit { dropout, attention_dropout, drop_path, norm_epsilon, .. } = *self;
-        Vit { dropout, attention_dropout, drop_path, norm_epsilon, ..other.clone() } == *self
+        let Vit { dropout, attention_dropout, patch_drop, drop_path, norm_epsilon, .. } = *self;
+        Vit { dropout, attention_dropout, patch_drop, drop_path, norm_epsilon, ..other.clone() } == *self
     }
 
     fn timm_name(&self, parameter: &str) -> Option<String> {

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 45] = [
+const KEYS: [(&str, &str); 46] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -29,6 +29,7 @@ const KEYS: [(&str, &str); 45] = [
     ("model.drop_path", "stochastic depth of the last block, linearly less for earlier ones"),
     ("model.dropout", "dropout after position embeddings and linear layers"),
     ("model.attention_dropout", "dropout of attention weights"),
+    ("model.patch_drop", "share of patches that are left out, others in every sample and step"),
     (
         "model.freeze",
         "parameters that are not trained: [\"backbone\"], [\"first 6 blocks\"], [\"blocks.*\", \"!*.norm1.*\"]",
@@ -233,6 +234,7 @@ impl Recipe {
             ("model.drop_path", m.drop_path),
             ("model.dropout", m.dropout),
             ("model.attention_dropout", m.attention_dropout),
+            ("model.patch_drop", m.patch_drop),
             ("data.label_smoothing", d.label_smoothing),
             ("optimiser.betas", o.betas[0]),
             ("optimiser.betas", o.betas[1]),

@@ -34,7 +34,7 @@ impl Recipe {
 
         // Every dropout in a graph has its own random stream.
         type Set = fn(&mut Architecture, f32);
-        let rates: [(&str, f64, Set, &str); 3] = [
+        let rates: [(&str, f64, Set, &str); 4] = [
             (
                 "model.drop_path",
                 model.drop_path,
@@ -47,6 +47,12 @@ impl Recipe {
                 model.attention_dropout,
                 |model, rate| model.set_attention_dropout(rate),
                 "it has no attention",
+            ),
+            (
+                "model.patch_drop",
+                model.patch_drop,
+                |model, rate| model.set_patch_drop(rate),
+                "it has no sequence of patches",
             ),
         ];
         let mut plain = architecture.clone();
@@ -86,6 +92,7 @@ impl Recipe {
                 "model.drop_path" => self.model.drop_path == base.model.drop_path,
                 "model.dropout" => self.model.dropout == base.model.dropout,
                 "model.attention_dropout" => self.model.attention_dropout == base.model.attention_dropout,
+                "model.patch_drop" => self.model.patch_drop == base.model.patch_drop,
                 "optimiser.layer_decay" => self.optimiser.layer_decay == base.optimiser.layer_decay,
                 _ => false,
             };
@@ -114,6 +121,7 @@ impl Recipe {
             "model.drop_path" => self.model.drop_path = 0.0,
             "model.dropout" => self.model.dropout = 0.0,
             "model.attention_dropout" => self.model.attention_dropout = 0.0,
+            "model.patch_drop" => self.model.patch_drop = 0.0,
             "optimiser.layer_decay" => self.optimiser.layer_decay = 1.0,
             _ => self.model.freeze.0.retain(|pattern| format!("{pattern:?}") != *value),
         }

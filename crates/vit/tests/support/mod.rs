@@ -9,7 +9,7 @@ use vit_models::weights::{Weights, safetensors};
 use vit_models::{Checkpoint, OpenOptions};
 
 /// Every recorded Vision Transformer.
-pub const CASES: [&str; 16] = [
+pub const CASES: [&str; 19] = [
     "timm_vit",
     "timm_vit_gap",
     "timm_vit_gap_notoken",
@@ -17,6 +17,9 @@ pub const CASES: [&str; 16] = [
     "timm_vit_modern",
     "timm_vit_map",
     "timm_vit_clip",
+    "timm_clip_vit",
+    "timm_aimv2",
+    "timm_parallel",
     "timm_deit_distilled",
     "timm_beit",
     "timm_relpos",
