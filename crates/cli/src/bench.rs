@@ -37,6 +37,9 @@ enum Benchmark {
         /// Recompute activations in the backward pass instead of keeping them
         #[arg(long)]
         recompute: bool,
+        /// Pass gradients through NCCL, as its only rank: what that costs
+        #[arg(long)]
+        nccl: bool,
     },
     /// Time every operation of a model
     Ops {
@@ -103,6 +106,7 @@ impl ModelArguments {
             isa: self.isa,
             time: seconds(self.seconds),
             recompute: false,
+            nccl: false,
         }
     }
 }
@@ -114,8 +118,8 @@ fn seconds(seconds: f64) -> Duration {
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.benchmark {
         Benchmark::Infer(model) => whole(&model, bench::infer(&model.options())?),
-        Benchmark::Train { model, recompute } => {
-            whole(&model, bench::train(&BenchOptions { recompute, ..model.options() })?)
+        Benchmark::Train { model, recompute, nccl } => {
+            whole(&model, bench::train(&BenchOptions { recompute, nccl, ..model.options() })?)
         }
         Benchmark::Ops { model, train } => operations(&model, train),
         Benchmark::Data { images, image_size, seconds: time, json } => {

@@ -156,6 +156,18 @@ mod tests {
             2
         }
 
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn fixed_order(&self) -> bool {
+            true
+        }
+
+        fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GraphError> {
+            Ok(vec![bytes.to_vec(); 2])
+        }
+
         fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError> {
             if values[0] < 0.0 {
                 return Err(GraphError::Exchange("rank 1 on node7 ended".into()));

@@ -11,6 +11,7 @@ use crate::driver::info::DeviceInfo;
 use crate::driver::libraries::Unavailable;
 use crate::driver::{Gpu, NAME, error};
 use crate::plan::prepare::{Prepared, Profile};
+use crate::run::exchange::GpuExchange;
 use crate::run::executable::CudaExecutable;
 
 /// An NVIDIA GPU. All devices of one number share its context and its compiled kernels.
@@ -18,7 +19,7 @@ use crate::run::executable::CudaExecutable;
 pub struct Cuda {
     gpu: Arc<Gpu>,
     precision: Precision,
-    exchange: Option<Arc<dyn Exchange>>,
+    exchange: Option<Arc<GpuExchange>>,
 }
 
 impl Cuda {
@@ -37,7 +38,14 @@ impl Cuda {
 
     /// In one of several processes that train together.
     pub fn with_exchange(self, exchange: Arc<dyn Exchange>) -> Self {
-        Cuda { exchange: Some(exchange).filter(|exchange| exchange.processes() > 1), ..self }
+        let exchange = Some(exchange).filter(|exchange| exchange.processes() > 1);
+        Cuda { exchange: exchange.map(|exchange| Arc::new(GpuExchange::new(exchange))), ..self }
+    }
+
+    /// As a single process whose gradients pass through NCCL nevertheless, which shows its cost.
+    pub fn with_one_nccl_rank(self) -> Result<Self, GraphError> {
+        let exchange = GpuExchange::one_nccl_rank(&self.gpu)?;
+        Ok(Cuda { exchange: Some(Arc::new(exchange)), ..self })
     }
 
     /// The GPU's properties.
@@ -105,7 +113,7 @@ impl Device for Cuda {
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let (gpu, prepared) = (self.gpu.clone(), self.prepare(graph)?);
-        Ok(Box::new(CudaExecutable::new(gpu, prepared, parameters, self.exchange.as_ref())?))
+        Ok(Box::new(CudaExecutable::new(gpu, prepared, parameters, self.exchange.as_deref())?))
     }
 }
 

@@ -10,9 +10,43 @@ pub trait Exchange: Send + Sync {
     /// The number of processes.
     fn processes(&self) -> usize;
 
+    /// The number of this process, from 0.
+    fn rank(&self) -> usize;
+
+    /// Whether values are added in the order of the binary tree, and not in the fastest.
+    fn fixed_order(&self) -> bool;
+
+    /// Bytes of every process, in the order of their numbers.
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GraphError>;
+
     /// Replaces values by their sums over all processes: the same bits everywhere. All processes call it equally often
     /// and with equal lengths.
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError>;
+}
+
+/// A single process, whose sums are its own values.
+pub struct Alone;
+
+impl Exchange for Alone {
+    fn processes(&self) -> usize {
+        1
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn fixed_order(&self) -> bool {
+        true
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GraphError> {
+        Ok(vec![bytes.to_vec()])
+    }
+
+    fn all_reduce(&self, _: &mut [f32]) -> Result<(), GraphError> {
+        Ok(())
+    }
 }
 
 /// Bytes from which on results are sent: enough to outweigh the latency of a message, and a small part of the gradients

@@ -150,6 +150,19 @@ impl Exchange for ProcessGroup {
         self.size
     }
 
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn fixed_order(&self) -> bool {
+        self.reduce == Reduce::Tree
+    }
+
+    fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GraphError> {
+        let mut communicator = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
+        communicator.all_gather_bytes(bytes).map_err(|error| GraphError::Exchange(error.to_string()))
+    }
+
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError> {
         let mut communicator = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
         communicator.all_reduce(values, self.reduce).map_err(|error| GraphError::Exchange(error.to_string()))

@@ -39,6 +39,8 @@ pub struct BenchOptions {
     pub time: Duration,
     /// In training, recompute activations in the backward pass instead of keeping them.
     pub recompute: bool,
+    /// In training on a GPU, pass gradients through NCCL, as its only rank.
+    pub nccl: bool,
 }
 
 impl BenchOptions {
@@ -57,7 +59,11 @@ impl BenchOptions {
                 reason: "this CPU lacks the instructions".into(),
             });
         }
-        let device = if self.isa.is_none() { Some(self.device.open()?) } else { None };
+        let device = match (self.isa, self.nccl) {
+            (_, true) => Some(self.device.open_with_one_nccl_rank()?),
+            (None, false) => Some(self.device.open()?),
+            (Some(_), false) => None,
+        };
         match device {
             Some(device) if device.name() != "cpu" => Ok(BenchDevice { device, cpu: None }),
             _ => {

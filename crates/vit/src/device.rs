@@ -113,6 +113,21 @@ impl DeviceOptions {
     }
 }
 
+#[cfg(feature = "bench")]
+impl DeviceOptions {
+    /// A GPU whose gradients pass through NCCL although it is the only one, which shows what that costs.
+    pub(crate) fn open_with_one_nccl_rank(&self) -> Result<Arc<dyn Device>, Error> {
+        let failed = |device: String| move |reason| Error::Device { device, reason };
+        match self.device {
+            DeviceChoice::Cpu => Err(failed("cpu".into())("NCCL connects GPUs".into())),
+            DeviceChoice::Auto => gpu::open_with_one_nccl_rank(0, self.precision).map_err(failed("cuda:0".into())),
+            DeviceChoice::Cuda(ordinal) => {
+                gpu::open_with_one_nccl_rank(ordinal, self.precision).map_err(failed(format!("cuda:{ordinal}")))
+            }
+        }
+    }
+}
+
 /// Rewrites a graph for a precision: `int8` marks its linear layers, the others leave it alone.
 pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
     match precision {
@@ -155,6 +170,12 @@ mod gpu {
     ) -> Result<Arc<dyn Device>, Unavailable> {
         let gpu = Cuda::new(ordinal, precision)?;
         Ok(Arc::new(exchange.map_or_else(|| gpu.clone(), |exchange| gpu.clone().with_exchange(exchange.clone()))))
+    }
+
+    #[cfg(feature = "bench")]
+    pub fn open_with_one_nccl_rank(ordinal: usize, precision: Precision) -> Result<Arc<dyn Device>, String> {
+        let gpu = Cuda::new(ordinal, precision).map_err(|reason| reason.to_string())?;
+        Ok(Arc::new(gpu.with_one_nccl_rank().map_err(|reason| reason.to_string())?))
     }
 
     /// Whether a user of this machine may have expected a GPU.
@@ -204,6 +225,11 @@ mod gpu {
         _exchange: Option<&Arc<dyn Exchange>>,
     ) -> Result<Arc<dyn Device>, Unavailable> {
         Err(Unavailable)
+    }
+
+    #[cfg(feature = "bench")]
+    pub fn open_with_one_nccl_rank(_ordinal: usize, _precision: Precision) -> Result<Arc<dyn Device>, String> {
+        Err(Unavailable.to_string())
     }
 
     pub fn was_expected(_reason: &Unavailable) -> bool {

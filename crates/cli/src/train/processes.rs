@@ -2,11 +2,12 @@
 
 use std::process::Command;
 use std::str::FromStr;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use clap::{Args, ValueEnum};
 use vit::DeviceChoice;
-use vit_cluster::{ClusterError, Communicator, Limits, Membership, Reduce, launch};
+use vit_cluster::{ClusterError, Communicator, Health, Limits, Membership, Reduce, launch};
 use vit_train::Processes;
 
 use crate::device_options::Placement;
@@ -76,6 +77,9 @@ impl ProcessArguments {
         }
         let communicator = Communicator::connect(&membership, Limits::from_environment()?)?;
         let transport = communicator.transport().to_string();
+        if communicator.size() > 1 {
+            end_after_failures(communicator.health());
+        }
         let reduce = match self.reduce {
             ReduceChoice::Tree => Reduce::Tree,
             ReduceChoice::Fast => Reduce::Fast,
@@ -100,6 +104,21 @@ impl ProcessArguments {
             }
         }
     }
+}
+
+/// Ends this process where another one failed and this one does not notice: its GPU may wait for the other for ever.
+fn end_after_failures(health: Health) {
+    std::thread::spawn(move || {
+        let failure = loop {
+            match health.failure() {
+                Some(failure) => break failure,
+                None => std::thread::sleep(Duration::from_millis(500)),
+            }
+        };
+        std::thread::sleep(Duration::from_secs(8));
+        terminal::error(failure);
+        std::process::exit(1);
+    });
 }
 
 /// Starts this command once for every process and waits.

@@ -77,6 +77,7 @@ sources!(
     COSINE "cosine" [X DY Y] {VEC: "4"},
     DEPTHWISE "depthwise" [X W DY Y] {VEC: "1", KERNEL_WIDTH: "3"},
     DROPOUT "dropout" [X Y] {VEC: "1"},
+    EXCHANGE "exchange" [],
     FP8 "fp8" [X B],
     GATHER "gather" [X Y],
     GEMM "gemm" [X Y B],

@@ -158,6 +158,14 @@ impl Gpu {
         Ok(KernelFunction(function))
     }
 
+    /// The GPU's identity, which no other has.
+    pub fn uuid(&self) -> Result<[u8; 16], GraphError> {
+        let mut uuid = cu::CUuuid { bytes: [0; 16] };
+        // SAFETY: the device is valid, the pointer is to a live variable.
+        check(unsafe { cu::cuDeviceGetUuid_v2(&mut uuid, self.device) }, "reading the GPU's identity")?;
+        Ok(uuid.bytes.map(|byte| byte as u8))
+    }
+
     /// Free and total bytes of the GPU's memory.
     pub fn memory(&self) -> Result<(usize, usize), GraphError> {
         let (mut free, mut total) = (0, 0);

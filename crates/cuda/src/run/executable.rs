@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use cudarc::driver::sys as cu;
 use vit_graph::device::{Elements, Executable, Parameters, StepInfo, check_rows};
-use vit_graph::exchange::Exchange;
 use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::compile::{self, KernelVariant};
@@ -17,7 +16,7 @@ use crate::driver::{Event, Gpu, Stream, check, failure};
 use crate::plan::prepare::{Bases, Prepared};
 use crate::run::arguments::KernelArguments;
 use crate::run::capture::CapturedGraph;
-use crate::run::exchange::HostExchange;
+use crate::run::exchange::{GpuExchange, StreamExchange};
 use crate::run::inputs::{DeviceInput, inputs};
 use crate::run::launch::{KernelLaunch, ReadyLaunch, Request, resolve_all};
 use crate::run::read_back::ReadBack;
@@ -57,7 +56,7 @@ pub(crate) struct CudaExecutable {
     /// After all steps: new values of parameters that were not written in place, and their 16-bit copies.
     updates: Vec<ReadyLaunch>,
     /// Sums over several processes, if there are any.
-    exchange: Option<HostExchange>,
+    exchange: Option<StreamExchange>,
     inputs: HashMap<String, DeviceInput>,
     /// Types and device addresses.
     outputs: HashMap<String, (Type, u64)>,
@@ -84,7 +83,7 @@ impl CudaExecutable {
         gpu: Arc<Gpu>,
         prepared: Prepared,
         parameters: &mut dyn Parameters,
-        exchange: Option<&Arc<dyn Exchange>>,
+        exchange: Option<&GpuExchange>,
     ) -> Result<Self, GraphError> {
         let p = &prepared;
         gpu.enter()?;
@@ -130,7 +129,7 @@ impl CudaExecutable {
         stream.synchronize()?;
 
         let exchange = match exchange {
-            Some(exchange) => HostExchange::new(&gpu, p, &bases, &order, exchange)?,
+            Some(exchange) => StreamExchange::new(&gpu, p, &bases, &order, exchange)?,
             None => None,
         };
         let (inputs, staging_bytes) = inputs(p, &bases, &order)?;
@@ -226,7 +225,7 @@ impl CudaExecutable {
 
     /// The first error of an exchange with other processes.
     fn check_exchange(&self) -> Result<(), GraphError> {
-        self.exchange.as_ref().map_or(Ok(()), HostExchange::failure)
+        self.exchange.as_ref().map_or(Ok(()), StreamExchange::failure)
     }
 
     /// Records the events of the inputs that this step is the last to read.
@@ -371,7 +370,7 @@ impl Executable for CudaExecutable {
     fn wait(&mut self) -> Result<(), GraphError> {
         self.gpu.enter()?;
         let copies = self.copy_stream.synchronize();
-        let exchanged = self.exchange.as_ref().map_or(Ok(()), HostExchange::synchronize);
+        let exchanged = self.exchange.as_ref().map_or(Ok(()), StreamExchange::synchronize);
         self.stream.synchronize()?;
         copies.and(exchanged).and(self.check_exchange())
     }

@@ -57,7 +57,7 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
 }
 
 pub(super) fn training_graph(options: &BenchOptions, architecture: &Architecture) -> Result<Graph, Error> {
-    let how = StepOptions { recompute: options.recompute, ..StepOptions::default() };
+    let how = StepOptions { recompute: options.recompute, exchange: options.nccl, ..StepOptions::default() };
     Ok(TrainingStep::new(architecture, options.batch, how)?.graph)
 }
 

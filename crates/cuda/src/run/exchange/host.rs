@@ -1,0 +1,97 @@
+//! Messages through host memory: copied from the GPU, added by the processes in a host function, and copied back.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cudarc::driver::sys as cu;
+use vit_graph::GraphError;
+use vit_graph::exchange::Exchange;
+
+use super::StreamBucket;
+use crate::driver::memory::PinnedBuffer;
+use crate::driver::{Gpu, Stream, check};
+
+pub(super) struct HostCarrier {
+    // Boxed, since host functions have their addresses.
+    #[allow(clippy::vec_box)]
+    messages: Vec<Box<HostMessage>>,
+    failure: Arc<Mutex<Option<GraphError>>>,
+    /// Holds one message at a time: the stream is in order.
+    _staging: PinnedBuffer,
+}
+
+/// The argument of a host function.
+struct HostMessage {
+    values: *mut f32,
+    elements: usize,
+    exchange: Arc<dyn Exchange>,
+    failure: Arc<Mutex<Option<GraphError>>>,
+}
+
+// SAFETY: the values are used by the second stream and its host functions alone, which run in order.
+unsafe impl Send for HostMessage {}
+
+impl HostCarrier {
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        buckets: &[StreamBucket],
+        exchange: &Arc<dyn Exchange>,
+    ) -> Result<HostCarrier, GraphError> {
+        let largest = buckets.iter().map(StreamBucket::bytes).max().unwrap_or(0);
+        let staging = PinnedBuffer::new(gpu, largest.max(4))?;
+        let failure = Arc::new(Mutex::new(None));
+        let message = |bucket: &StreamBucket| {
+            let (values, elements) = (staging.element(0), bucket.bytes() / 4);
+            Box::new(HostMessage { values, elements, exchange: exchange.clone(), failure: failure.clone() })
+        };
+        Ok(HostCarrier { messages: buckets.iter().map(message).collect(), failure, _staging: staging })
+    }
+
+    /// # Safety
+    ///
+    /// `self` and the memory of the values must live until the stream is synchronised, which must run no other messages.
+    pub unsafe fn enqueue(&self, index: usize, bucket: &StreamBucket, stream: &Stream) -> Result<(), GraphError> {
+        let message = &*self.messages[index];
+        for value in &bucket.values {
+            // SAFETY: the message has the length of all values; the caller guarantees their memory. The copies and the host
+            // function before it in this stream are done with the message.
+            let result = unsafe {
+                let to = message.values.byte_add(value.offset).cast();
+                cu::cuMemcpyDtoHAsync_v2(to, value.address, value.bytes, stream.raw())
+            };
+            check(result, "copying gradients from the GPU")?;
+        }
+        let data: *const HostMessage = message;
+        // SAFETY: the message is boxed, and the caller keeps it until the stream has run the function.
+        let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange), data.cast_mut().cast()) };
+        check(result, "exchanging gradients")?;
+        for value in &bucket.values {
+            // SAFETY: as above.
+            let result = unsafe {
+                let from = message.values.byte_add(value.offset).cast();
+                cu::cuMemcpyHtoDAsync_v2(value.address, from, value.bytes, stream.raw())
+            };
+            check(result, "copying gradients to the GPU")?;
+        }
+        Ok(())
+    }
+
+    pub fn failure(&self) -> Result<(), GraphError> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone().map_or(Ok(()), Err)
+    }
+}
+
+/// Adds a message over all processes; on a thread of the driver, in the order of the stream.
+unsafe extern "C" fn exchange(message: *mut c_void) {
+    // SAFETY: `HostCarrier::enqueue` passes a message that lives until the stream has run this function.
+    let message = unsafe { &*message.cast::<HostMessage>() };
+    let failure = || message.failure.lock().unwrap_or_else(PoisonError::into_inner);
+    if failure().is_some() {
+        return;
+    }
+    // SAFETY: the stream has copied the values, and continues when this function returns.
+    let values = unsafe { std::slice::from_raw_parts_mut(message.values, message.elements) };
+    if let Err(error) = message.exchange.all_reduce(values) {
+        *failure() = Some(error);
+    }
+}

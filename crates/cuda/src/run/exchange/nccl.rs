@@ -1,0 +1,296 @@
+//! Messages between GPUs by NCCL. In the fixed order, each slice of a message goes to its owner, which adds the contributions
+//! of all ranks in the tree of `vit_cluster::tree_sum`, and the sums are gathered.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use vit_cluster::slice;
+use vit_graph::GraphError;
+use vit_graph::exchange::{Alone, Exchange};
+
+use super::StreamBucket;
+use crate::compile::{self, KernelVariant};
+use crate::driver::memory::DeviceBuffer;
+use crate::driver::{Gpu, Stream};
+use crate::nccl::{self, DeviceMessage, NcclCommunicator, UniqueId};
+use crate::run::arguments::KernelArguments;
+use crate::run::launch::{KernelLaunch, ReadyLaunch};
+
+/// The threads of a block, as in `exchange.cu`.
+const THREADS: usize = 256;
+
+/// The processes that a GPU exchanges values with.
+pub(crate) struct GpuExchange {
+    processes: Arc<dyn Exchange>,
+    /// Their GPUs; the inner `None` where they cannot be connected. Decided by all processes when the first graph with an
+    /// exchange is compiled.
+    nccl: Mutex<Option<Option<Arc<NcclGroup>>>>,
+}
+
+/// GPUs that NCCL connects.
+pub(crate) struct NcclGroup {
+    communicator: Mutex<NcclCommunicator>,
+    fixed_order: bool,
+}
+
+/// What a process tells the others of its GPU, before they choose a way.
+struct GpuCard {
+    uuid: [u8; 16],
+    /// Of rank 0 alone; zeros of the others. `None` without NCCL.
+    id: Option<UniqueId>,
+}
+
+const CARD: usize = 16 + 1 + 128;
+
+impl GpuCard {
+    fn to_bytes(&self) -> [u8; CARD] {
+        let mut bytes = [0; CARD];
+        bytes[..16].copy_from_slice(&self.uuid);
+        if let Some(UniqueId(id)) = &self.id {
+            bytes[16] = 1;
+            bytes[17..].copy_from_slice(id);
+        }
+        bytes
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Option<GpuCard> {
+        let (uuid, rest) = bytes.split_first_chunk()?;
+        let (has_nccl, id) = rest.split_first()?;
+        Some(GpuCard { uuid: *uuid, id: (*has_nccl == 1).then_some(UniqueId(id.try_into().ok()?)) })
+    }
+}
+
+/// The name of the communicator if NCCL can connect all GPUs: it has one rank per GPU.
+fn common_id(cards: &[GpuCard]) -> Option<UniqueId> {
+    let shared = (1..cards.len()).any(|one| cards[..one].iter().any(|other| other.uuid == cards[one].uuid));
+    if shared || cards.iter().any(|card| card.id.is_none()) { None } else { cards.first()?.id }
+}
+
+impl GpuExchange {
+    pub fn new(processes: Arc<dyn Exchange>) -> GpuExchange {
+        GpuExchange { processes, nccl: Mutex::default() }
+    }
+
+    /// One rank of NCCL, without other processes.
+    pub fn one_nccl_rank(gpu: &Gpu) -> Result<GpuExchange, GraphError> {
+        gpu.enter()?;
+        // SAFETY: the context is current; there is no other rank.
+        let communicator = unsafe { NcclCommunicator::join(UniqueId::new()?, 0, 1) }?;
+        let group = NcclGroup { communicator: Mutex::new(communicator), fixed_order: false };
+        Ok(GpuExchange { processes: Arc::new(Alone), nccl: Mutex::new(Some(Some(Arc::new(group)))) })
+    }
+
+    pub fn processes(&self) -> &Arc<dyn Exchange> {
+        &self.processes
+    }
+
+    /// The connected GPUs, if all processes have their own and all have NCCL. All processes call it at the same time.
+    pub fn nccl(&self, gpu: &Gpu) -> Result<Option<Arc<NcclGroup>>, GraphError> {
+        let mut chosen = self.nccl.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(group) = &*chosen {
+            return Ok(group.clone());
+        }
+        let (rank, size) = (self.processes.rank(), self.processes.processes());
+        let id = match (nccl::version().is_ok(), rank) {
+            (false, _) => None,
+            (true, 0) => Some(UniqueId::new()?),
+            (true, _) => Some(UniqueId([0; 128])),
+        };
+        let card = GpuCard { uuid: gpu.uuid()?, id };
+        let cards = self.processes.all_gather(&card.to_bytes())?;
+        let cards: Option<Vec<GpuCard>> = cards.iter().map(|bytes| GpuCard::from_bytes(bytes)).collect();
+        let group = match cards.as_deref().and_then(common_id) {
+            Some(id) => {
+                gpu.enter()?;
+                // SAFETY: the context is current, and no two ranks have the same GPU.
+                let communicator = Mutex::new(unsafe { NcclCommunicator::join(id, rank, size) }?);
+                Some(Arc::new(NcclGroup { communicator, fixed_order: self.processes.fixed_order() }))
+            }
+            None => None,
+        };
+        Ok(chosen.insert(group).clone())
+    }
+}
+
+impl NcclGroup {
+    fn lock(&self) -> MutexGuard<'_, NcclCommunicator> {
+        self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+pub(super) struct NcclCarrier {
+    group: Arc<NcclGroup>,
+    buckets: Vec<NcclBucket>,
+    gpu: Arc<Gpu>,
+    /// Holds one message at a time, and the contributions of the other ranks to this rank's slice: the stream is in order.
+    _message: DeviceBuffer,
+    _contributions: DeviceBuffer,
+}
+
+/// The work of one bucket.
+struct NcclBucket {
+    /// Copies of the values to the message and back; none for a single value, which is its own message.
+    gather: Vec<ReadyLaunch>,
+    scatter: Vec<ReadyLaunch>,
+    message: u64,
+    elements: usize,
+    ordered: Option<OrderedSum>,
+}
+
+/// A sum in the fixed order.
+struct OrderedSum {
+    slices_to_owners: Vec<DeviceMessage>,
+    contributions: Vec<DeviceMessage>,
+    add: Option<ReadyLaunch>,
+    sums_to_all: Vec<DeviceMessage>,
+    sums: Vec<DeviceMessage>,
+}
+
+impl NcclCarrier {
+    pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
+        let (rank, size) = (group.lock().rank(), group.lock().size());
+        let largest = buckets.iter().map(StreamBucket::bytes).max().unwrap_or(0);
+        let message = DeviceBuffer::new(gpu, largest, "messages to other GPUs")?;
+        let slice_bytes = 4 * (largest / 4).div_ceil(size);
+        let contributions = DeviceBuffer::new(gpu, (size - 1) * slice_bytes, "messages of other GPUs")?;
+        let prepared = |bucket: &StreamBucket| {
+            let elements = bucket.bytes() / 4;
+            let (address, copied) = match &bucket.values[..] {
+                [only] => (only.address, &[][..]),
+                several => (message.address, several),
+            };
+            let place = |offset: usize| address + offset as u64;
+            let gather =
+                copied.iter().map(|v| ReadyLaunch::Copy { to: place(v.offset), from: v.address, bytes: v.bytes });
+            let scatter =
+                copied.iter().map(|v| ReadyLaunch::Copy { to: v.address, from: place(v.offset), bytes: v.bytes });
+            let ordered = match group.fixed_order && size > 1 {
+                true => Some(OrderedSum::new(gpu, (rank, size), address, elements, contributions.address)?),
+                false => None,
+            };
+            Ok(NcclBucket { gather: gather.collect(), scatter: scatter.collect(), message: address, elements, ordered })
+        };
+        let buckets = buckets.iter().map(prepared).collect::<Result<_, GraphError>>()?;
+        Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _message: message, _contributions: contributions })
+    }
+
+    /// # Safety
+    ///
+    /// The context must be current. `self` and the memory of the values must live until the stream is synchronised, which
+    /// must run no other messages.
+    pub unsafe fn enqueue(&self, index: usize, stream: &Stream) -> Result<(), GraphError> {
+        let bucket = &self.buckets[index];
+        let communicator = self.group.lock();
+        let raw = stream.raw().cast();
+        // SAFETY: by the caller's word; copies and messages stay inside the values and buffers, whose lengths they were
+        // made for, and the stream runs one bucket after the other.
+        unsafe {
+            bucket.gather.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
+            match &bucket.ordered {
+                Some(sum) => {
+                    communicator.exchange(&sum.slices_to_owners, &sum.contributions, raw)?;
+                    sum.add.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
+                    communicator.exchange(&sum.sums_to_all, &sum.sums, raw)?;
+                }
+                None => communicator.all_reduce(bucket.message, bucket.elements, raw)?,
+            }
+            bucket.scatter.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
+        }
+    }
+
+    pub fn failure(&self) -> Result<(), GraphError> {
+        self.group.lock().failure()
+    }
+}
+
+impl OrderedSum {
+    fn new(
+        gpu: &Gpu,
+        (rank, size): (usize, usize),
+        message: u64,
+        elements: usize,
+        others: u64,
+    ) -> Result<OrderedSum, GraphError> {
+        let peers = || (0..size).filter(|&peer| peer != rank);
+        let part = |owner: usize, peer: usize| {
+            let range = slice(elements, owner, size);
+            DeviceMessage { peer, address: message + 4 * range.start as u64, bytes: 4 * range.len() }
+        };
+        let own = part(rank, rank);
+        let count = own.bytes / 4;
+        let contribution = |(row, peer): (usize, usize)| DeviceMessage {
+            peer,
+            address: others + (row * own.bytes) as u64,
+            bytes: own.bytes,
+        };
+        let arguments = KernelArguments::new().pointers(&[own.address, others]).u32(rank).u32(size).u64(count);
+        let add = KernelLaunch {
+            variant: KernelVariant::new(&compile::EXCHANGE),
+            name: "tree_sum",
+            grid: [count.div_ceil(THREADS), 1, 1],
+            threads: THREADS,
+            shared: 0,
+            maps: Vec::new(),
+            arguments,
+        };
+        let sent = |messages: &mut dyn Iterator<Item = DeviceMessage>| messages.filter(|m| m.bytes > 0).collect();
+        Ok(OrderedSum {
+            slices_to_owners: sent(&mut peers().map(|peer| part(peer, peer))),
+            contributions: sent(&mut peers().enumerate().map(contribution)),
+            add: if count > 0 { Some(add.resolve(gpu)?) } else { None },
+            sums_to_all: sent(&mut peers().map(|peer| part(rank, peer))),
+            sums: sent(&mut peers().map(|peer| part(peer, peer))),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nccl_is_used_where_every_process_has_it_and_a_gpu() {
+        let card = |uuid: u8, id: Option<u8>| {
+            let card = GpuCard { uuid: [uuid; 16], id: id.map(|id| UniqueId([id; 128])) };
+            GpuCard::from_bytes(&card.to_bytes()).unwrap()
+        };
+        let id = |cards: &[GpuCard]| common_id(cards).map(|id| id.0[0]);
+        assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(3, Some(0))]), Some(7));
+        assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(1, Some(0))]), None, "two processes share a GPU");
+        assert_eq!(id(&[card(1, Some(7)), card(2, None)]), None, "a process has no NCCL");
+        assert!(GpuCard::from_bytes(&[0; 20]).is_none());
+    }
+
+    #[test]
+    fn a_gpu_adds_contributions_as_the_host_does() {
+        let Ok(gpu) = Gpu::open(0) else {
+            println!("no GPU: nothing is tested");
+            return;
+        };
+        let elements = 1003;
+        let value = |rank: usize, i: usize| {
+            let hash = (i as u32 + 1).wrapping_mul(0x9e37_79b9).wrapping_mul(2 * rank as u32 + 3);
+            f32::from_bits(0x3c00_0000 | hash & 0x87ff_ffff)
+        };
+        for (rank, size) in [(0, 2), (1, 2), (1, 3), (3, 4), (0, 7), (6, 8)] {
+            let own = slice(elements, rank, size);
+            let row = |rank: usize| own.clone().map(|i| value(rank, i)).collect::<Vec<f32>>();
+            let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+            let message = DeviceBuffer::new(&gpu, 4 * elements, "a message").unwrap();
+            let others: Vec<f32> = (0..size).filter(|&peer| peer != rank).flat_map(row).collect();
+            let contributions = DeviceBuffer::new(&gpu, 4 * others.len(), "contributions").unwrap();
+            let start = message.address + 4 * own.start as u64;
+            message.upload(start, &bytes(&row(rank))).unwrap();
+            contributions.upload(contributions.address, &bytes(&others)).unwrap();
+            let sum = OrderedSum::new(&gpu, (rank, size), message.address, elements, contributions.address).unwrap();
+            let stream = Stream::new().unwrap();
+            // SAFETY: the context is current, and both buffers have the lengths that the kernel was prepared for.
+            unsafe { sum.add.unwrap().enqueue(&gpu, &stream) }.unwrap();
+            stream.synchronize().unwrap();
+            let mut found = vec![0; 4 * own.len()];
+            message.download(start, &mut found).unwrap();
+            let mut rows: Vec<Vec<f32>> = (0..size).map(row).collect();
+            vit_cluster::tree_sum(&mut rows.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>());
+            assert_eq!(found, bytes(&rows[0]), "rank {rank} of {size}");
+        }
+    }
+}
