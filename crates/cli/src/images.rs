@@ -12,6 +12,7 @@ use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use vit::ModelOptions;
 use vit_data::{ApplyPreprocess, DecodeOptions, Image, Pipeline, Preprocess, find_images_each};
 use vit_models::{Changes, Checkpoint, builtin};
+use vit_storage::Extent;
 
 use crate::device_options::DeviceArguments;
 use crate::{checkpoints, terminal};
@@ -198,6 +199,11 @@ impl RunArguments {
         let threads = self.device.placement.threads();
         let name = |index: usize| sources[index].name();
         let mut prepared = Vec::with_capacity(batch);
+        let remote = sources.iter().filter_map(|source| match source {
+            Source::File(path) if vit_storage::is_url(path) => Some(Extent { path: path.clone(), range: None }),
+            _ => None,
+        });
+        vit_storage::announce(remote.collect());
         let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
         let finished = pipeline.run(
             sources.len(),

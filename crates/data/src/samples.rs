@@ -32,6 +32,16 @@ pub trait Samples: Send + Sync {
     /// Announces samples that will be read soon, in this order. Datasets in remote storage request them ahead.
     fn announce(&self, _indices: &[usize]) {}
 
+    /// Announces the samples after `index`. Called with every index in order, before it is read.
+    fn announce_after(&self, index: usize) {
+        const AHEAD: usize = 256;
+        if index.is_multiple_of(AHEAD) {
+            let start = if index == 0 { 0 } else { index + AHEAD };
+            let ahead: Vec<usize> = (start..self.len().min(index + 2 * AHEAD)).collect();
+            self.announce(&ahead);
+        }
+    }
+
     /// Reads and decodes a sample. Threads may call it concurrently.
     fn image(&self, index: usize) -> Result<Image, ImageError>;
 }

@@ -67,6 +67,11 @@ impl RemoteObject {
         |error| failure::translate(&self.url, &error)
     }
 
+    /// Whether it is on a server that neither lists nor accepts objects.
+    fn is_on_web_server(&self) -> bool {
+        self.url.starts_with("http")
+    }
+
     fn hash(&self) -> u128 {
         xxh3_128(self.url.as_bytes())
     }
@@ -189,7 +194,7 @@ pub(crate) fn kind(url: &Path) -> Result<PathKind, StorageError> {
         if !object.key.as_ref().is_empty() {
             match self::client()?.find(&object).await {
                 Ok(_) => return Ok(PathKind::File),
-                Err(StorageError::Missing) => {}
+                Err(StorageError::Missing) if !object.is_on_web_server() => {}
                 Err(error) => return Err(error),
             }
         }
@@ -371,8 +376,6 @@ pub(crate) fn remove(urls: &[PathBuf]) -> Result<(), StorageError> {
 }
 
 fn writable(client: &Client, url: &Path) -> Result<RemoteObject, StorageError> {
-    match Location::of(url).ok_or(StorageError::Url)?.scheme {
-        "http" | "https" => Err(StorageError::ReadOnly),
-        _ => client.object(url),
-    }
+    let object = client.object(url)?;
+    if object.is_on_web_server() { Err(StorageError::ReadOnly) } else { Ok(object) }
 }

@@ -1,6 +1,7 @@
 //! Objects of a server on this machine, with and without faults.
 #![cfg(feature = "remote")]
 
+#[allow(dead_code, reason = "each test uses a part of the server")]
 #[path = "support/s3_server.rs"]
 mod s3_server;
 
@@ -174,7 +175,6 @@ fn an_unreachable_server_is_named() {
     // A port that was just free.
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let url = format!("https://127.0.0.1:{port}/x.tar");
-    let _ = &url;
     let error = vit_storage::size(url.as_ref()).unwrap_err();
     assert!(
         matches!(cause(&error), StorageError::Unreachable { host, .. } if host.contains(&port.to_string())),

@@ -4,7 +4,7 @@ use std::error::Error;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
-use super::transport::PlainHttp;
+use super::transport::{NotConnected, PlainHttp};
 use crate::error::StorageError;
 use crate::location::Location;
 
@@ -66,7 +66,10 @@ fn generic(location: Option<Location>, error: &object_store::Error, code: Option
     }
     let request = chain.iter().find_map(|error| error.downcast_ref::<HttpError>());
     match request.map(HttpError::kind) {
-        Some(HttpErrorKind::Connect | HttpErrorKind::Timeout) => StorageError::Unreachable { host: host(), reason },
+        Some(HttpErrorKind::Timeout) => StorageError::Unreachable { host: host(), reason },
+        Some(_) if chain.iter().any(|error| error.is::<NotConnected>()) => {
+            StorageError::Unreachable { host: host(), reason }
+        }
         _ => StorageError::Server(code.map_or_else(|| short(&reason), str::to_owned)),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let allowed = options.get_config_value(&ClientConfigKey::AllowHttp);
         let allow_http = allowed.is_some_and(|value| value == "true");
-        Ok(HttpClient::new(Transport { client: self.0.clone(), allow_http }))
+        Ok(HttpClient::new(Transport { client: self.0.clone(), allow_http, reached: AtomicBool::new(false) }))
     }
 }
 
@@ -75,7 +76,15 @@ impl HttpConnector for Connector {
 struct Transport {
     client: Client<HttpsConnector<TcpConnector>, HttpRequestBody>,
     allow_http: bool,
+    /// Whether a server has answered. Before that a failed connection is not repeated: a wrong name or endpoint should be
+    /// reported at once.
+    reached: AtomicBool,
 }
+
+/// No connection to a server.
+#[derive(Debug, thiserror::Error)]
+#[error("no connection")]
+pub(super) struct NotConnected(#[source] hyper_util::client::legacy::Error);
 
 /// Requests without encryption are not allowed.
 #[derive(Debug, thiserror::Error)]
@@ -97,7 +106,8 @@ impl HttpService for Transport {
             let answer = tokio::time::timeout(RESPONSE, self.client.request(request)).await;
             let answer = answer
                 .map_err(|_| HttpError::new(HttpErrorKind::Timeout, NoAnswer(RESPONSE)))?
-                .map_err(|error| HttpError::new(kind_of_request(&error), error))?;
+                .map_err(|error| self.failed(error))?;
+            self.reached.store(true, Ordering::Relaxed);
             match again.and_then(|again| redirection(again, &answer)) {
                 Some(next) => request = next,
                 None => {
@@ -113,8 +123,14 @@ impl HttpService for Transport {
     }
 }
 
-fn kind_of_request(error: &hyper_util::client::legacy::Error) -> HttpErrorKind {
-    if error.is_connect() { HttpErrorKind::Connect } else { HttpErrorKind::Request }
+impl Transport {
+    fn failed(&self, error: hyper_util::client::legacy::Error) -> HttpError {
+        match (error.is_connect(), self.reached.load(Ordering::Relaxed)) {
+            (false, _) => HttpError::new(HttpErrorKind::Request, error),
+            (true, true) => HttpError::new(HttpErrorKind::Connect, NotConnected(error)),
+            (true, false) => HttpError::new(HttpErrorKind::Unknown, NotConnected(error)),
+        }
+    }
 }
 
 /// A copy of a request that a redirection may repeat: one that reads and is not signed for its server.

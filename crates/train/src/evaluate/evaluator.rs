@@ -66,6 +66,7 @@ impl Evaluator {
         let mut own = EvaluatedBatch::default();
         let dealt = DealtBatches { samples: samples.len(), batch, rank: processes.rank(), processes: processes.size() };
         let prepare = |index: usize| {
+            samples.announce_after(index);
             let image = samples.image(index).map_err(|error| Unreadable::new(index, samples.name(index), &error))?;
             let failed = |error: PreprocessError| Unreadable {
                 sample: index,
