@@ -83,7 +83,7 @@ pub struct FinetuneArguments {
 /// The options of both.
 #[derive(Args)]
 struct TrainingArguments {
-    /// The dataset: a folder, a file or a pattern
+    /// The dataset: a folder, a file, a pattern, or a URL such as s3://bucket/photos
     #[arg(long, value_name = "PATH")]
     data: PathBuf,
     /// What to evaluate on: another dataset, or a split of this one (val, test)
@@ -99,7 +99,8 @@ struct TrainingArguments {
     /// read, as 5% or 0.05 [default: 5%]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     max_unreadable: Option<f64>,
-    /// Where the run is kept [default: the first free runs/NAME-N]
+    /// Where the run is kept, a folder or s3://bucket/name [default: the first free
+    /// runs/NAME-N]
     #[arg(long, short, value_name = "FOLDER")]
     out: Option<PathBuf>,
     /// Replace the run that is in --out

@@ -3,14 +3,17 @@
 //! their checksum, is renamed into place when it is complete, and is removed when it was unused for longest. Several
 //! processes may use one folder.
 
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::SystemTime;
 
 use vit_system::hash::{fingerprint, xxh3_128};
+
+use crate::file::{WINDOW, read_range};
 
 const LOCK: &str = "vit-cache.lock";
 
@@ -38,17 +41,16 @@ pub(crate) fn cache() -> Option<&'static DiskCache> {
     CACHE.get()
 }
 
-/// The folder for large temporary files: that of the cache, or the system's.
+/// A new folder for large temporary files: in that of the cache, in `TMPDIR`, or where a disk is likely. `/tmp` is in
+/// memory on many systems.
 pub(crate) fn temporary_folder() -> io::Result<tempfile::TempDir> {
-    let builder = || {
-        let mut builder = tempfile::Builder::new();
-        builder.prefix("vit-");
-        builder
+    let disk = Path::new("/var/tmp");
+    let parent = match CACHE.get() {
+        Some(cache) => cache.folder.clone(),
+        None if std::env::var_os("TMPDIR").is_none() && disk.is_dir() => disk.to_owned(),
+        None => std::env::temp_dir(),
     };
-    match CACHE.get() {
-        Some(cache) => builder().tempdir_in(&cache.folder),
-        None => builder().tempdir(),
-    }
+    tempfile::Builder::new().prefix("vit-").tempdir_in(parent)
 }
 
 #[derive(Debug)]
@@ -58,13 +60,15 @@ pub(crate) struct DiskCache {
     limit: u64,
     /// Bytes in the folder as far as this process knows; exact after [`DiskCache::shrink`].
     used: AtomicU64,
+    /// Files whose checksum this process has verified.
+    verified: Mutex<HashSet<String>>,
 }
 
 #[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "only remote storage is cached"))]
 impl DiskCache {
     fn open(folder: &Path, limit: u64) -> io::Result<DiskCache> {
         fs::create_dir_all(folder)?;
-        let cache = DiskCache { folder: folder.to_owned(), limit, used: AtomicU64::new(0) };
+        let cache = DiskCache { folder: folder.to_owned(), limit, used: AtomicU64::new(0), verified: Mutex::default() };
         cache.shrink()?;
         Ok(cache)
     }
@@ -91,6 +95,35 @@ impl DiskCache {
         // The time of the last use decides which files are removed. Access times are often switched off.
         let _ = File::options().append(true).open(&path).and_then(|file| file.set_modified(SystemTime::now()));
         bytes.truncate(content);
+        Some(bytes)
+    }
+
+    /// A part of a range. The checksum of the whole is verified at the first use.
+    pub(crate) fn get_part(&self, key: &str, offset: u64, length: u64) -> Option<Vec<u8>> {
+        let is_verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner).contains(key);
+        if is_verified {
+            let file = File::options().append(true).read(true).open(self.path(key)).ok()?;
+            let _ = file.set_modified(SystemTime::now());
+            return read_range(&file, offset, length).ok();
+        }
+        let whole = self.get(key)?;
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
+        let start = usize::try_from(offset).ok()?;
+        whole.get(start..start.checked_add(length as usize)?).map(<[u8]>::to_vec)
+    }
+
+    /// A range, put together from cached windows of a file that was read from one end to the other.
+    pub(crate) fn get_from_windows(&self, url: &str, version: &str, size: u64, range: (u64, u64)) -> Option<Vec<u8>> {
+        let (start, end) = (range.0, range.0.checked_add(range.1)?);
+        let mut bytes = Vec::new();
+        let mut at = start;
+        while at < end {
+            let window = at / WINDOW * WINDOW;
+            let length = WINDOW.min(size.checked_sub(window)?);
+            let stop = end.min(window + length);
+            bytes.extend(self.get_part(&Self::key(url, version, (window, length)), at - window, stop - at)?);
+            at = stop;
+        }
         Some(bytes)
     }
 
@@ -194,6 +227,22 @@ mod tests {
         bytes.extend(xxh3_128(b"data").to_le_bytes());
         fs::write(cache.path(&key), bytes).unwrap();
         assert_eq!(cache.get(&key), None);
+    }
+
+    #[test]
+    fn windows_serve_the_ranges_in_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path(), 1 << 30);
+        let size = WINDOW + 1000;
+        let object: Vec<u8> = (0..size).map(|index| (index % 253) as u8).collect();
+        let range = |offset, length| cache.get_from_windows("s3://b/k", "v1", size, (offset, length));
+        cache.put(&DiskCache::key("s3://b/k", "v1", (0, WINDOW)), &object[..WINDOW as usize]);
+        assert_eq!(range(WINDOW - 10, 20), None, "the second window is missing");
+        cache.put(&DiskCache::key("s3://b/k", "v1", (WINDOW, 1000)), &object[WINDOW as usize..]);
+        for _ in 0..2 {
+            assert_eq!(range(WINDOW - 10, 20).unwrap(), object[WINDOW as usize - 10..][..20]);
+        }
+        assert_eq!(range(size - 1, 2), None);
     }
 
     #[test]

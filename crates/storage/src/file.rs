@@ -93,7 +93,7 @@ fn read_exact_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Resu
 }
 
 /// Bytes of an object that are requested at once: at 20 ms and 200 MB/s, as long as the latency.
-const WINDOW: u64 = 4 << 20;
+pub(crate) const WINDOW: u64 = 4 << 20;
 
 /// Windows that are requested ahead of the current one.
 const WINDOWS_AHEAD: u64 = 3;

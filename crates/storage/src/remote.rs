@@ -157,11 +157,12 @@ impl Client {
         if length == 0 {
             return Ok(Bytes::new());
         }
-        let cached = cache::cache().zip(known.etag.as_deref());
-        let cached = cached.map(|(cache, etag)| (cache, DiskCache::key(&object.url, etag, (offset, length))));
-        if let Some((cache, key)) = cached.clone() {
-            let found = tokio::task::spawn_blocking(move || cache.get(&key)).await;
-            if let Some(bytes) = found.ok().flatten() {
+        let cached = cache::cache().zip(known.etag.clone());
+        let cached = cached.map(|(cache, etag)| (cache, DiskCache::key(&object.url, &etag, (offset, length)), etag));
+        if let Some((cache, key, etag)) = cached.clone() {
+            let (url, range) = (object.url.clone(), (offset, length));
+            let find = move || cache.get_from_windows(&url, &etag, known.bytes, range).or_else(|| cache.get(&key));
+            if let Some(bytes) = tokio::task::spawn_blocking(find).await.ok().flatten() {
                 return Ok(bytes.into());
             }
         }
@@ -179,7 +180,7 @@ impl Client {
         if bytes.len() as u64 != length {
             return Err(StorageError::Changed);
         }
-        if let Some((cache, key)) = cached {
+        if let Some((cache, key, _)) = cached {
             let content = bytes.clone();
             tokio::task::spawn_blocking(move || cache.put(&key, &content));
         }

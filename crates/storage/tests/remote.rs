@@ -63,12 +63,13 @@ fn lists_have_many_pages() {
 
 #[test]
 fn announced_objects_are_read_ahead_many_at_a_time() {
-    let server = server();
-    let paths: Vec<PathBuf> = (0..300).map(|index| format!("s3://bucket/ahead/{index}").into()).collect();
+    let server = S3Server::start(&["bucket"]);
+    server.faults().latency_ms.store(20, Ordering::Relaxed);
+    let paths: Vec<PathBuf> =
+        (0..300).map(|index| format!("{}/bucket/ahead/{index}", server.endpoint()).into()).collect();
     for index in 0..300 {
         server.put(&format!("bucket/ahead/{index}"), vec![index as u8; 1000]);
     }
-    vit_storage::list("s3://bucket/ahead".as_ref()).unwrap();
     vit_storage::announce(paths.iter().map(|path| Extent { path: path.clone(), range: None }).collect());
     for (index, path) in paths.iter().enumerate() {
         assert_eq!(vit_storage::read(path).unwrap(), vec![index as u8; 1000]);

@@ -1,5 +1,5 @@
 //! Predicts training on many GPUs without any of them. The time of a step on one GPU follows from the cost of the model's
-//! graph and three constants that were fitted to measured steps; the time of communication from a model of ring
+//! graph and three constants that were fitted to measured steps; the time of communication from a model of
 //! all-reduces that overlap with the backward pass. docs/scaling.md has the formulas and compares them with measurements.
 
 mod communication;

@@ -13,25 +13,26 @@ pub(super) fn translate(url: &str, error: &object_store::Error) -> StorageError 
     let location = Location::of(url.as_ref());
     let text = error.to_string();
     let code = code(&text);
-    match error {
-        object_store::Error::NotFound { .. } if code == Some("NoSuchBucket") => {
-            StorageError::NoBucket(location.map_or_else(String::new, |location| location.bucket.to_owned()))
+    match code {
+        Some("NoSuchBucket") => {
+            return StorageError::NoBucket(location.map_or_else(String::new, |location| location.bucket.to_owned()));
         }
+        Some(
+            code @ ("InvalidAccessKeyId"
+            | "SignatureDoesNotMatch"
+            | "ExpiredToken"
+            | "InvalidToken"
+            | "AuthenticationFailed"
+            | "RequestTimeTooSkewed"),
+        ) => return StorageError::Credentials(code.to_owned()),
+        Some("AccessDenied") => return StorageError::Denied("AccessDenied".to_owned()),
+        _ => {}
+    }
+    match error {
         object_store::Error::NotFound { .. } => StorageError::Missing,
         object_store::Error::Precondition { .. } | object_store::Error::NotModified { .. } => StorageError::Changed,
         object_store::Error::PermissionDenied { .. } | object_store::Error::Unauthenticated { .. } => {
-            let reason = code.unwrap_or("status 403").to_owned();
-            match code {
-                Some(
-                    "InvalidAccessKeyId"
-                    | "SignatureDoesNotMatch"
-                    | "ExpiredToken"
-                    | "InvalidToken"
-                    | "AuthenticationFailed"
-                    | "RequestTimeTooSkewed",
-                ) => StorageError::Credentials(reason),
-                _ => StorageError::Denied(reason),
-            }
+            StorageError::Denied(code.unwrap_or("status 403").to_owned())
         }
         object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. } => {
             StorageError::NoListing

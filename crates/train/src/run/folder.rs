@@ -106,8 +106,10 @@ impl RunFolder {
 
     /// Opens a run in order to continue training.
     pub fn resume(path: impl Into<PathBuf>) -> Result<RunFolder, RunError> {
-        let all = |names: &[&str]| names.iter().map(|name| name.to_string()).collect();
-        let run = RunFolder::open_selected(path.into(), &all)?;
+        let newest = |names: &[&str]| {
+            names.iter().filter(|name| !name.contains(".previous/")).map(|name| name.to_string()).collect()
+        };
+        let run = RunFolder::open_selected(path.into(), &newest)?;
         Ok(RunFolder { _lock: lock(&run.path)?, ..run })
     }
 

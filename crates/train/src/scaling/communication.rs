@@ -1,5 +1,6 @@
-//! The all-reduce of gradients: in each node a reduce-scatter, between nodes a ring for each GPU's slice, in each node an
-//! all-gather. Gradients are sent in buckets as soon as the backward pass has computed them, one bucket after the other.
+//! The all-reduce of gradients: in each node a reduce-scatter, between nodes an all-reduce of each GPU's slice, in each
+//! node an all-gather. It moves the bytes of a ring and has the latency of a tree, as NCCL's double binary trees do.
+//! Gradients are sent in buckets as soon as the backward pass has computed them, one bucket after the other.
 
 use std::time::Duration;
 
@@ -11,8 +12,10 @@ const LINK_SHARE: f64 = 0.85;
 /// The time of an empty message inside a node.
 const LINK_LATENCY: f64 = 1e-6;
 
-/// Bytes of a bucket.
+/// Bytes of a bucket, unless there would be fewer than [`MIN_BUCKETS`].
 const BUCKET: f64 = 64e6;
+
+const MIN_BUCKETS: f64 = 8.0;
 
 /// The all-reduce of a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,7 +28,7 @@ pub struct Communication {
 
 impl Communication {
     pub(super) fn of(bytes: f64, backward: Duration, gpus: usize, gpu: &GpuModel, network: &Network) -> Communication {
-        let buckets = (bytes / BUCKET).ceil().max(1.0);
+        let buckets = (bytes / BUCKET).ceil().max(MIN_BUCKETS);
         let each = all_reduce(bytes / buckets, gpus, gpu, network);
         let backward = backward.as_secs_f64();
         let mut free = 0.0f64;
@@ -50,14 +53,14 @@ impl Communication {
 fn all_reduce(bytes: f64, gpus: usize, gpu: &GpuModel, network: &Network) -> f64 {
     let local = gpus.min(gpu.per_node);
     let nodes = gpus.div_ceil(gpu.per_node);
-    let inside = ring(bytes, local, gpu.link, LINK_LATENCY);
-    inside + ring(bytes / local as f64, nodes, network.bandwidth, network.latency.as_secs_f64())
+    let inside = among(local, bytes, gpu.link, LINK_LATENCY);
+    inside + among(nodes, bytes / local as f64, network.bandwidth, network.latency.as_secs_f64())
 }
 
-/// Seconds of a ring: each of `size` members sends `size - 1` slices, twice.
-fn ring(bytes: f64, size: usize, bandwidth: f64, latency: f64) -> f64 {
-    let hops = 2.0 * (size - 1) as f64;
-    hops * (bytes / size as f64 / (bandwidth * LINK_SHARE) + latency)
+/// Seconds of an all-reduce among equals: each sends all slices but its own, twice, and a message goes up and down a tree.
+fn among(size: usize, bytes: f64, bandwidth: f64, latency: f64) -> f64 {
+    let slices = 2.0 * (size - 1) as f64 / size as f64;
+    slices * bytes / (bandwidth * LINK_SHARE) + 2.0 * (size as f64).log2().ceil() * latency
 }
 
 #[cfg(test)]
@@ -77,9 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_moves_twice_the_bytes() {
-        let seconds = ring(1e9, 1000, 1e9 / LINK_SHARE, 0.0);
+    fn each_member_sends_the_bytes_twice() {
+        let seconds = among(1000, 1e9, 1e9 / LINK_SHARE, 0.0);
         assert!((seconds - 2.0).abs() < 0.01, "{seconds}");
-        assert_eq!(ring(1e9, 1, 1e9, 1.0), 0.0);
+        assert_eq!(among(1, 1e9, 1e9, 1.0), 0.0);
+        assert_eq!(among(1024, 0.0, 1e9, 1.0), 20.0);
     }
 }
