@@ -64,7 +64,7 @@ fn a_stopped_rank_ends_the_run() {
         send_signal(processes[2], "-STOP");
         let start = Instant::now();
         let (status, errors) = run.end();
-        let _ = Command::new("kill").args(["-KILL", &processes[2].to_string()]).status();
+        let _ = Command::new("kill").args(["-KILL", &processes[2].to_string()]).output();
         assert_ne!(status, Some(0), "{launcher}");
         assert!(errors.contains("has been silent for 2 s: it hangs, or its network is down"), "{launcher}: {errors}");
         assert!(start.elapsed() < Duration::from_secs(15));

@@ -1,7 +1,7 @@
 //! Ranks as processes that are connected by TCP: sums, and every way in which a run can end badly.
 
 use std::io::Write;
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,27 @@ fn processes_add_to_the_same_bits() {
         for rank in ranks {
             assert_eq!(rank.end(), (Some(0), String::new()), "{size} ranks");
         }
+    }
+}
+
+#[test]
+fn tasks_of_slurm_without_mpi_meet_at_the_first_host() {
+    let host = host();
+    if (&host[..], 0).to_socket_addrs().is_err() {
+        println!("{host} has no address: nothing is tested");
+        return;
+    }
+    let port = free_port().to_string();
+    let task = |rank: usize| {
+        let mut command = player("add");
+        command.env("SLURM_PROCID", rank.to_string()).env("SLURM_LOCALID", rank.to_string());
+        command.envs([("SLURM_NTASKS", "2"), ("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0")]);
+        command.env("SLURM_STEP_NODELIST", format!("{host},another[1-3]")).env("MASTER_PORT", &port);
+        command.env("VIT_CLUSTER_SECRET", "a secret").env("VIT_CLUSTER_TIMEOUT", "20");
+        Process::start(command)
+    };
+    for task in [0, 1].map(task) {
+        assert_eq!(task.end(), (Some(0), String::new()));
     }
 }
 
