@@ -3,6 +3,7 @@
 //! MPI 5, chapter 20, whose handles are small constants of the size of a pointer.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use libloading::os::unix::{Library as Dynamic, RTLD_GLOBAL, RTLD_NOW};
@@ -120,8 +121,18 @@ fn load() -> Result<Library, ClusterError> {
         names.reverse();
     }
     // The standard's name last: it does not tell whose mpirun the library works with.
-    let names = names.concat();
-    names.iter().chain(STANDARDS).find_map(|name| open(name.as_ref()).ok()).ok_or(ClusterError::NoMpi)
+    let names = [names.concat(), STANDARDS.to_vec()].concat();
+    // Beside mpirun before the folders of the loader, where an older library may be.
+    let beside = library_folder().into_iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let candidates = beside.chain(names.iter().map(PathBuf::from));
+    candidates.map(PathBuf::into_os_string).find_map(|path| open(&path).ok()).ok_or(ClusterError::NoMpi)
+}
+
+/// The folder of libraries that belongs to the first mpirun of the path.
+fn library_folder() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    let programs = std::env::split_paths(&path).find(|folder| folder.join("mpirun").exists())?;
+    Some(programs.parent()?.join("lib"))
 }
 
 #[cfg(not(target_os = "macos"))]
@@ -140,14 +151,19 @@ const STANDARDS: &[&str] = &["libmpi_abi.0.dylib", "libmpi_abi.dylib"];
 fn open(path: &std::ffi::OsStr) -> Result<Library, String> {
     // SAFETY: an MPI library, by its name or by the user's word, does nothing when it is loaded. Global, because the
     // plugins of Open MPI expect its symbols.
-    let library = unsafe { Dynamic::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| error.to_string())?;
+    let library = unsafe { Dynamic::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(reason)?;
     let library = std::mem::ManuallyDrop::new(library);
     // SAFETY: as above.
     unsafe {
-        let constants = constants(&library).map_err(|error| error.to_string())?;
-        let name = version(&library).map_err(|error| error.to_string())?;
-        Library::bind(&library, constants, name).map_err(|error| error.to_string())
+        let constants = constants(&library).map_err(reason)?;
+        let name = version(&library).map_err(reason)?;
+        Library::bind(&library, constants, name).map_err(reason)
     }
+}
+
+/// The words of the system's loader.
+fn reason(error: libloading::Error) -> String {
+    std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// # Safety
