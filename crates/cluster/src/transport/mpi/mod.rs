@@ -123,9 +123,9 @@ impl Drop for Mpi {
         if together {
             // SAFETY: initialised, and no request is pending.
             unsafe { (self.world.library.finalize)() };
-        } else {
-            // mpirun kills the others as soon as one ends, and they need a moment to say why they end.
-            std::thread::sleep(Duration::from_secs(1));
+        } else if self.world.rank > 0 {
+            // mpirun kills the others as soon as one ends: rank 0 comes first, which says why.
+            std::thread::sleep(Duration::from_secs(2));
         }
     }
 }
