@@ -100,7 +100,8 @@ impl StreamExchange {
     /// Makes the first stream wait for the results that a step reads at these addresses.
     pub fn before(&self, step: usize, reads: &[u64], stream: &Stream) -> Result<(), GraphError> {
         if step == 0 {
-            (self.started.set(0), self.joined.set(0));
+            self.started.set(0);
+            self.joined.set(0);
         }
         let reads = |bucket: &StreamBucket| bucket.values.iter().any(|value| reads.contains(&value.address));
         // An address of a bucket that was not started yet belongs to an earlier value.
