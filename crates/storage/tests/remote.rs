@@ -3,7 +3,6 @@
 
 #[allow(dead_code, reason = "each test uses a part of the server")]
 #[path = "support/s3_server.rs"]
-#[expect(dead_code, reason = "the tests of the command use the rest")]
 mod s3_server;
 
 use s3_server::S3Server;
