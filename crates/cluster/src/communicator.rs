@@ -160,7 +160,7 @@ impl Communicator {
         Ok(())
     }
 
-    /// Every rank contributes its own [`slice`] of `values`; afterwards all ranks have all slices.
+    /// Every rank contributes its own [`slice()`] of `values`; afterwards all ranks have all slices.
     pub fn all_gather<T: Pod>(&mut self, values: &mut [T]) -> Result<(), ClusterError> {
         let (rank, size) = (self.rank(), self.size());
         if size == 1 {
@@ -199,7 +199,7 @@ impl Communicator {
         Ok(gathered)
     }
 
-    /// Adds `values` of all ranks elementwise. Afterwards this rank's own [`slice`] of `values` has the sum, and the rest is
+    /// Adds `values` of all ranks elementwise. Afterwards this rank's own [`slice()`] of `values` has the sum, and the rest is
     /// unspecified.
     pub fn reduce_scatter<T: Element>(&mut self, values: &mut [T], how: Reduce) -> Result<(), ClusterError> {
         self.reduce(values, how, false)

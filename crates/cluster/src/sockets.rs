@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// A socket and the operations on it that could not proceed.
+#[cfg_attr(not(unix), allow(dead_code))]
 pub(crate) struct Pending<'a> {
     pub socket: &'a TcpStream,
     pub read: bool,

@@ -5,9 +5,12 @@ mod acceptor;
 mod handshake;
 mod rendezvous;
 
+#[cfg(unix)]
 pub(super) use acceptor::Acceptor;
 pub(crate) use handshake::random;
+#[cfg(unix)]
 pub(super) use handshake::{Claim, Purpose, Secret, Session};
+#[cfg(unix)]
 pub(super) use rendezvous::open_connection;
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
