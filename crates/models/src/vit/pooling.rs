@@ -3,8 +3,8 @@
 use vit_graph::ops::{Attention, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
-use super::{FinalNorm, Vit};
-use crate::layers::{Forward, Mlp, linear, linear_from};
+use super::{FinalNorm, Lineage, Vit};
+use crate::layers::{Forward, Gate, Mlp, linear, linear_from};
 
 /// How the tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,10 @@ impl Forward<'_, Vit> {
         weights.tap("weights");
         let y = linear(&y, vit.dim, true, "proj");
         let h = self.norm(&y, "norm");
-        let h = Mlp::plain(vit.pool_mlp_dim.unwrap_or(vit.mlp_dim), vit.activation).apply(&h, |h| self.drop(h), "mlp");
+        // timm's `VisionTransformer` has the blocks' ratio here, which counts both halves of a packed gate.
+        let doubled = vit.lineage == Lineage::VisionTransformer && vit.gate == Gate::Packed;
+        let hidden = vit.pool_mlp_dim.unwrap_or(if doubled { 2 * vit.mlp_dim } else { vit.mlp_dim });
+        let h = Mlp::plain(hidden, vit.activation).apply(&h, |h| self.drop(h), "mlp");
         token(&(y + h), 0)
     }
 
