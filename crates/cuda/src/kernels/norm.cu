@@ -92,9 +92,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 if (sum && valid) store<VEC>(sum + start + column, v[chunk]);
             }
         }
-        if (CENTRED) EACH_CHUNK(chunk, column) {
+        if (CENTRED) {
+            EACH_CHUNK(chunk, column) {
 #pragma unroll
-            for (int i = 0; i < VEC; i++) total += v[chunk][i];
+                for (int i = 0; i < VEC; i++) total += v[chunk][i];
+            }
         }
         const float row_mean = CENTRED ? row_sums(total, 0.0f).x / (float)DIM : 0.0f;
         float squares = 0.0f;
