@@ -1,12 +1,17 @@
 //! Signals that make a run save and stop: Ctrl-C (SIGINT), SIGTERM, and SIGUSR1, by which Slurm warns of a time limit. A
 //! second one ends the process at once.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
 use crate::{Outcome, terminal};
+
+/// A batch system signals all processes of a job, and the one that started the others passes the signal on: within this time
+/// they are one.
+const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 /// The exit status of SIGTERM.
 const TERMINATED: u8 = 128 + 15;
@@ -23,10 +28,15 @@ impl Interrupt {
     pub fn listen() -> anyhow::Result<Interrupt> {
         let (stop, status) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU8::new(0)));
         let (flag, first) = (stop.clone(), status.clone());
+        let since = OnceLock::new();
         on_signal(move |status| {
             if flag.swap(true, Ordering::Relaxed) {
+                if since.get().is_none_or(|first: &Instant| first.elapsed() < ONE_SIGNAL) {
+                    return;
+                }
                 std::process::exit(status.into());
             }
+            since.get_or_init(Instant::now);
             first.store(status, Ordering::Relaxed);
             terminal::note("stopping after this step and saving; a second signal stops at once");
         })

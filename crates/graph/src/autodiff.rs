@@ -57,10 +57,12 @@ fn differentiate(
         upstream[v.node][v.output] = *sum;
     }
 
-    // A gradient is complete after the first node that reads the value, which the backward pass visits last.
+    // A gradient is complete after the first node between value and loss that reads the value: the backward pass visits it
+    // last.
+    let needed = needed_for(graph, loss.node);
     let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); loss.node + 1];
     for (i, v) in wrt.iter().enumerate() {
-        let reads = |node: &NodeId| differentiated[*node] && graph.node(*node).inputs.contains(v);
+        let reads = |node: &NodeId| needed[*node] && graph.node(*node).inputs.contains(v);
         (0..=loss.node).find(reads).into_iter().for_each(|node| first_readers[node].push(i));
     }
     let mut finished: Vec<Option<Value>> = vec![None; wrt.len()];
@@ -108,6 +110,18 @@ fn differentiate(
         finished[i] = Some(finish(graph, i, gradient)?);
     }
     Ok(finished.into_iter().flatten().collect())
+}
+
+/// Which nodes up to `last` it depends on, itself included.
+fn needed_for(graph: &Graph, last: NodeId) -> Vec<bool> {
+    let mut needed = vec![false; last + 1];
+    needed[last] = true;
+    for id in (0..=last).rev() {
+        if needed[id] {
+            graph.node(id).inputs.iter().for_each(|input| needed[input.node] = true);
+        }
+    }
+    needed
 }
 
 /// Which nodes up to `last` depend on one of `wrt`.
@@ -213,6 +227,31 @@ impl Backward<'_> {
 mod tests {
     use super::*;
     use crate::{DType, Init, Tensor};
+
+    /// The order in which processes exchange gradients, some of which have more passes than others.
+    #[test]
+    fn gradients_are_finished_in_the_order_of_the_backward_pass_in_every_pass() {
+        let x = Tensor::input("x", DType::F32, [2, 3]);
+        let weights: Vec<Tensor> = (0..3).map(|i| x.parameter(&i.to_string(), [3, 3], Init::Ones)).collect();
+        let pass = || weights.iter().fold(x.clone(), |x, weight| x.linear(weight, None)).sum([0, 1]).value().unwrap();
+        let losses = [pass(), pass()];
+        let wrt: Vec<Value> = weights.iter().map(|weight| weight.value().unwrap()).collect();
+        let unused = x.parameter("unused", [3], Init::Ones).value().unwrap();
+        let wrt = [wrt, vec![unused]].concat();
+        drop(weights);
+        let mut graph = x.finish().unwrap();
+        for loss in losses {
+            let (mut order, mut ends) = (Vec::new(), Vec::new());
+            let mut finish = |graph: &mut Graph, i: usize, gradient: Value| {
+                order.push(i);
+                ends.push(graph.nodes().len());
+                Ok(gradient)
+            };
+            finish_gradients(&mut graph, loss, &wrt, None, &mut finish).unwrap();
+            assert_eq!(order, [2, 1, 0, 3]);
+            assert!(ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
+        }
+    }
 
     #[test]
     fn the_sum_of_a_parameter_added_after_the_loss_was_lost() {

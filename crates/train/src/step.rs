@@ -6,22 +6,22 @@ pub(crate) mod groups;
 pub(crate) mod objective;
 pub(crate) mod optimiser;
 mod part_sums;
+mod passes;
 pub(crate) mod schedule;
 
 use std::borrow::Cow;
 
 use vit_data::loader::BatchParts;
-use vit_graph::autodiff::finish_gradients;
 use vit_graph::device::Parameters;
-use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Op, Parameter, Scale, Slice};
+use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Parameter, Scale};
 use vit_graph::rewrite::{checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, patchify};
-use vit_graph::{Graph, GraphError, Inlined, Phase, Shape, Type, Value};
+use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
-use objective::{Heads, Objective};
+use objective::Objective;
 use optimiser::{Optimiser, UpdateInputs};
-use part_sums::{Completion, PartTree};
+use passes::{BatchSums, Passes};
 
 /// How a model is trained in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -67,6 +67,9 @@ pub enum StepError {
         /// Micro-batches.
         parts: usize,
     },
+    /// A process without a part of the batch.
+    #[error("this process has no part of the batch; start fewer processes")]
+    NoPart,
     /// No parameter is trained.
     #[error("every parameter is frozen, so there is nothing to train; leave out the head at least: [\"backbone\"]")]
     Frozen,
@@ -94,8 +97,7 @@ impl TrainingStep {
     /// Builds the step of a classifier.
     pub fn new(architecture: &Architecture, batch: usize, options: impl Into<StepOptions>) -> Result<Self, StepError> {
         let options = options.into();
-        let (accumulate, own) = (options.accumulate.max(1), options.parts.own.clone());
-        let micro_batches = options.parts.count * accumulate;
+        let micro_batches = options.parts.count * options.accumulate.max(1);
         if !batch.is_multiple_of(micro_batches) {
             return Err(StepError::Uneven { batch, parts: micro_batches });
         }
@@ -115,39 +117,9 @@ impl TrainingStep {
         }
 
         let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
-        let mut gradient_trees = vec![PartTree::default(); wrt.len()];
-        let mut sums = BatchSums::default();
-        let (mut logits, mut found, mut loss, mut statistics) = (vec![], vec![], None, vec![]);
-        for part in own.clone() {
-            let completion = match (part + 1 == own.end, options.exchange) {
-                (false, _) => Completion::Open,
-                (true, false) => Completion::Local,
-                (true, true) => Completion::Exchanged,
-            };
-            let mut running = Statistics::default();
-            let mut part_loss: Option<Value> = None;
-            for micro_batch in part * accumulate..(part + 1) * accumulate {
-                let place = MicroBatch { index: micro_batch, first: own.start * accumulate, of: micro_batches };
-                let (mean, outcome) = inputs.forward(&mut graph, &forward, &options.objective, place, &mut running)?;
-                // The loss of a micro-batch is a mean, so the mean over the batch is the sum of such shares.
-                let share = Scale(1.0 / micro_batches as f32);
-                let share = if micro_batches == 1 { mean } else { graph.value(share, &[mean])? };
-                let is_last = micro_batch + 1 == (part + 1) * accumulate;
-                let mut finish = |graph: &mut Graph, i: usize, gradient: Value| match is_last {
-                    true => gradient_trees[i].add(graph, gradient, completion),
-                    false => Ok(gradient),
-                };
-                let accumulated = part_loss.map(|_| &found[..]);
-                found = finish_gradients(&mut graph, share, &wrt, accumulated, &mut finish)?;
-                part_loss = Some(match part_loss {
-                    Some(sum) => graph.value(Binary::Add, &[sum, share])?,
-                    None => share,
-                });
-                logits.push(outcome);
-            }
-            (loss, statistics) = sums.add(&mut graph, part_loss, running, completion)?;
-        }
-        let loss = loss.ok_or(StepError::Uneven { batch, parts: 0 })?;
+        let passes = Passes { forward: &forward, inputs: &inputs, options: &options, wrt: &wrt };
+        let mut logits = Vec::new();
+        let BatchSums { loss, gradients: found, statistics } = passes.build(&mut graph, &mut logits)?;
         if let Some(stop) = inputs.stop {
             let stop = graph.value(AllReduce, &[stop])?;
             graph.set_output("stop", stop)?;
@@ -218,15 +190,6 @@ struct Inputs {
     stop: Option<Value>,
 }
 
-/// A micro-batch of the global batch.
-struct MicroBatch {
-    index: usize,
-    /// The index of the first one that this process computes.
-    first: usize,
-    /// All micro-batches of the global batch.
-    of: usize,
-}
-
 impl Inputs {
     fn add(graph: &mut Graph, forward: &Graph, options: &StepOptions, batch: usize) -> Result<Self, GraphError> {
         let mut add = |name: &str, ty: Type| graph.value(Input { name: name.into(), ty }, &[]);
@@ -245,73 +208,6 @@ impl Inputs {
             average_decay: options.average.then(|| add("average_decay", number.clone())).transpose()?,
             stop: options.exchange.then(|| add("stop", number)).transpose()?,
         })
-    }
-
-    /// The loss and the logits of a micro-batch.
-    fn forward(
-        &self,
-        graph: &mut Graph,
-        forward: &Graph,
-        objective: &Objective,
-        MicroBatch { index, first, of }: MicroBatch,
-        statistics: &mut Statistics,
-    ) -> Result<(Value, Value), GraphError> {
-        let length = forward.shape(forward.output("logits")?)[0];
-        // Also if this process has one micro-batch of several, so that its graph is that of the others.
-        let mut own = |whole: Value| {
-            let slice = Slice { axis: 0, start: (index - first) * length, length };
-            if of == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
-        };
-        let (image, targets, teacher) = (own(self.image)?, own(self.targets)?, self.teacher.map(own).transpose()?);
-        let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
-        let given: Vec<(&str, Value)> =
-            [("image", image)].into_iter().chain(self.seed.map(|seed| ("seed", seed))).chain(known).collect();
-        let inlined = graph.inline(forward, &given, index as u32 * forward.random_streams())?;
-        statistics.follow(forward, &inlined);
-        let heads = objective.heads(forward)?;
-        let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
-        let loss = objective.build(graph, heads, targets, teacher)?;
-        Ok((loss, inlined.value(forward.output("logits")?)))
-    }
-}
-
-/// The sums over parts of everything but gradients.
-#[derive(Default)]
-struct BatchSums {
-    loss: PartTree,
-    statistics: Vec<PartTree>,
-}
-
-impl BatchSums {
-    /// Adds a part, and returns the sums so far.
-    #[allow(clippy::type_complexity)]
-    fn add(
-        &mut self,
-        graph: &mut Graph,
-        loss: Option<Value>,
-        statistics: Statistics,
-        completion: Completion,
-    ) -> Result<(Option<Value>, Vec<(String, Value)>), GraphError> {
-        let loss = loss.map(|loss| self.loss.add(graph, loss, completion)).transpose()?;
-        self.statistics.resize_with(statistics.0.len(), PartTree::default);
-        let trees = self.statistics.iter_mut().zip(statistics.0);
-        let added = trees.map(|(tree, (name, value))| Ok((name, tree.add(graph, value, completion)?)));
-        Ok((loss, added.collect::<Result<_, GraphError>>()?))
-    }
-}
-
-/// The running statistics of batch norms, carried from one micro-batch of a part to the next.
-#[derive(Default)]
-struct Statistics(Vec<(String, Value)>);
-
-impl Statistics {
-    fn follow(&mut self, forward: &Graph, inlined: &Inlined) {
-        let name = |value: Value| match &forward.node(value.node).op {
-            Op::Parameter(parameter) => Some(parameter.name.clone()),
-            _ => None,
-        };
-        let updates = forward.updates().iter();
-        self.0 = updates.filter_map(|(old, new)| Some((name(*old)?, inlined.value(*new)))).collect();
     }
 }
 

@@ -2,10 +2,9 @@
 
 mod support;
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use support::{Scene, StopAfter, ahead, assert_same, options, recipe, settings};
+use support::{Scene, StopAfter, ahead, assert_same, options, recipe, settings, write_images};
 use vit_cluster::{Communicator, Reduce};
 use vit_cpu::Cpu;
 use vit_graph::device::Device;
@@ -112,9 +111,9 @@ fn all_fine(ended: Vec<Result<Finished, TrainError>>, complete: bool) {
 }
 
 /// Runs of 1, 2 and 4 processes, and runs that were stopped at 4 and resumed with fewer.
-fn same_bits(model: &'static str, recipe: &Recipe) {
+fn same_bits(model: &'static str, recipe: &Recipe, devices: &[bool]) {
     let mut scene = Scene::new();
-    for ahead in [false, true] {
+    for &ahead in devices {
         scene.ahead = ahead;
         let group = |processes| Group { scene: &scene, model, processes, reduce: Reduce::Tree };
         let name = |what: &str| format!("{what}-{ahead}");
@@ -126,11 +125,11 @@ fn same_bits(model: &'static str, recipe: &Recipe) {
             assert_same(&name, &one, &scene.last(&name));
             assert_eq!(group(1).metrics(&name), group(1).metrics(&format!("1-{ahead}")));
         }
-        for (stop, processes) in [(1, 2), (2, 1), (4, 1)] {
+        for (stop, processes) in [(1, 2), (2, 1)] {
             let name = name(&format!("stopped-{stop}"));
             all_fine(group(4).begin(&name, recipe, stop), false);
             let at = scene.last(&name).position.step;
-            assert!(at > stop && at < 7, "stopped after step {at}");
+            assert!(at > stop && at < one.position.step, "stopped after step {at}");
             all_fine(group(processes).resume(&name, u64::MAX), true);
             assert_same(&name, &one, &scene.last(&name));
         }
@@ -139,13 +138,13 @@ fn same_bits(model: &'static str, recipe: &Recipe) {
 
 #[test]
 fn a_vision_transformer_has_the_same_bits_in_any_number_of_processes() {
-    same_bits("P/4@16", &recipe(&STATEFUL));
+    same_bits("P/4@16", &recipe(&STATEFUL), &[false, true]);
 }
 
 #[test]
 fn batch_norms_have_the_same_bits_in_any_number_of_processes() {
-    let settings = ["batch=16", "length=7 steps", "evaluate_every=3 steps", "model.start=random", "parts=4"];
-    same_bits("resnet18_cifar", &recipe(&settings));
+    let settings = ["batch=8", "length=5 steps", "evaluate_every=5 steps", "model.start=random", "parts=4"];
+    same_bits("resnet18_cifar", &recipe(&settings), &[false]);
 }
 
 #[test]
@@ -180,17 +179,18 @@ fn a_fast_sum_gives_losses_that_agree() {
 fn a_process_that_fails_ends_the_run_in_all_of_them() {
     let scene = Scene::new();
     let group = Group { scene: &scene, model: "P/4@16", processes: 2, reduce: Reduce::Tree };
-    let started = Arc::new(std::sync::Barrier::new(2));
+    // Each process has its own copy of the images, and those of rank 1 disappear.
+    let copy = scene.folder.path().join("copy");
+    write_images(&copy, 12);
     let recipe = recipe(&STATEFUL);
     let ended = group.each(|processes| {
-        let mut setup = Setup::new(ModelChoice::Named("P/4@16"), None, settings(&scene.data), recipe.clone())?;
+        let data = if processes.is_root() { &scene.data } else { &copy };
+        let mut setup = Setup::new(ModelChoice::Named("P/4@16"), None, settings(data), recipe.clone())?;
         setup.divide(&processes)?;
-        started.wait();
         let options = TrainerOptions { processes: processes.clone(), ..options(1) };
         let (device, stop) = (group.device(&processes), AtomicBool::new(false));
         if !processes.is_root() {
-            // Its images disappear.
-            std::fs::remove_dir_all(&scene.data).unwrap();
+            std::fs::remove_dir_all(&copy).unwrap();
             return assist(device.as_ref(), &mut setup, None, &options, &stop);
         }
         let run =
@@ -198,8 +198,8 @@ fn a_process_that_fails_ends_the_run_in_all_of_them() {
         train(device.as_ref(), &mut setup, &run, None, &options, &mut (), &stop)
     });
     let errors: Vec<String> = ended.into_iter().map(|end| end.unwrap_err().to_string()).collect();
-    assert!(errors.iter().all(|error| error.contains("cannot be read") || error.contains("can be read")), "{errors:?}");
-    assert!(errors.iter().any(|error| error.starts_with("rank ")), "{errors:?}");
+    assert!(errors.iter().all(|error| error.contains("samples in a row can be read")), "{errors:?}");
+    assert!(errors[0].starts_with("rank 1 on ") && errors[1].starts_with("none of "), "{errors:?}");
 }
 
 #[test]
