@@ -102,6 +102,12 @@ def siglip(draw):
     return args, ["Model"]
 
 
+def siglip2(draw):
+    args, tasks = siglip(draw)
+    del args["image_size"]
+    return args | {"num_patches": draw.randint(2, 4) ** 2}, tasks
+
+
 def swin(draw):
     stages, window, patch = draw.randint(1, 3), draw.choice([2, 3, 4]), draw.choice([2, 4])
     # transformers has biases of one window size, so that no stage may be smaller than a window.
@@ -185,6 +191,7 @@ TYPES = {
     "ijepa": ("IJepa", "IJepaConfig", vit, "ViT"),
     "clip_vision_model": ("CLIPVision", "CLIPVisionConfig", clip, "CLIP"),
     "siglip_vision_model": ("SiglipVision", "SiglipVisionConfig", siglip, "Siglip"),
+    "siglip2_vision_model": ("Siglip2Vision", "Siglip2VisionConfig", siglip2, "Siglip2"),
     "swin": ("Swin", "SwinConfig", swin, "ViT"),
     "swinv2": ("Swinv2", "Swinv2Config", swin, "ViT"),
     "convnext": ("ConvNext", "ConvNextConfig", convnext, "ConvNext"),
@@ -206,6 +213,8 @@ def processor(draw, kind, size, any_size, fast):
         args |= {"size": {"shortest_edge": draw.randint(height - 3, 2 * height)}, "crop_size": {"height": height, "width": width}}
     elif kind == "ConvNext":
         args |= {"size": {"shortest_edge": draw.choice([64, 65, 96, 384])}, "crop_pct": draw.choice([0.875, 0.9, 0.95])}
+    elif kind == "Siglip2":
+        pass
     elif kind == "DeiT":
         # One share for both sides.
         args |= {"size": {"height": 2 * height, "width": 2 * width}, "crop_size": {"height": height, "width": width}}
@@ -266,15 +275,26 @@ def record(folder, draw, seed, kind, gradients, fast):
         written = json.loads(path.read_text())
         path.write_text(json.dumps(written | {"image_processor_type": f"{processes}ImageProcessorFast"}))
     image = Image.open(PHOTO).convert("RGB").resize((draw.randint(40, 200), draw.randint(40, 200)))
+    if kind == "siglip2_vision_model":
+        # Any other image has another grid of patches.
+        image = image.resize((image.width, image.width))
+        prepare.patch_size, prepare.max_num_patches = config.patch_size, config.num_patches
+        prepare.save_pretrained(folder)
     image.save(folder / "image.png")
-    pixels = prepare(image, return_tensors="pt")["pixel_values"]
+    prepared = prepare(image, return_tensors="pt")
+    pixels, more = prepared["pixel_values"], {}
     model.double()
-    more = {}
     if kind == "vit_mae":
         patches = (pixels.shape[-1] // config.patch_size) ** 2
         more["noise"] = torch.arange(patches, dtype=torch.float64)[None] / patches
+    outputs = None
+    if kind == "siglip2_vision_model":
+        side, patch = int(config.num_patches**0.5), config.patch_size
+        outputs = model(pixels.double(), prepared["pixel_attention_mask"], prepared["spatial_shapes"])
+        patches = pixels.reshape(1, side, side, patch, patch, 3)
+        pixels = patches.permute(0, 5, 1, 3, 2, 4).reshape(1, 3, side * patch, side * patch)
     io = {"pixels": pixels}
-    outputs = model(pixels.double(), **more)
+    outputs = outputs or model(pixels.double(), **more)
     if outputs.get("logits") is not None:
         io["logits"] = outputs.logits
     elif outputs.get("image_embeds") is not None:

@@ -75,7 +75,7 @@ fn dino(args: &Arguments, task: Task) -> Result<Vit, String> {
 
 /// Two thirds of a width, rounded up to a multiple of 8.
 fn gated_width(hidden: usize) -> usize {
-    (hidden * 2 / 3).next_multiple_of(8)
+    (hidden.saturating_mul(2) / 3).div_ceil(8).saturating_mul(8)
 }
 
 /// The class token has a position and the registers have none: it is added to the token, and only patches keep theirs.

@@ -89,7 +89,7 @@ fn net(args: &Arguments, task: Task) -> Result<EfficientNet, String> {
     let rounded = |channels: usize| {
         let scaled = channels as f64 * width;
         let rounded = ((scaled + divisor as f64 / 2.0) as usize / divisor * divisor).max(divisor);
-        if (rounded as f64) < 0.9 * scaled { rounded + divisor } else { rounded }
+        if (rounded as f64) < 0.9 * scaled { rounded.saturating_add(divisor) } else { rounded }
     };
     let ratio = args.number("squeeze_expansion_ratio")?.unwrap_or(0.25);
     let mut stages = Vec::new();

@@ -38,7 +38,7 @@ fn fixed(args: &Arguments, task: Task) -> Result<Vit, String> {
         return Err(format!("Hugging Face's option `num_patches` should be a square, not {patches}"));
     }
     let vit = tower(args, task)?;
-    Ok(Vit { image_size: vit.patch_size.map(|extent| side * extent), ..vit })
+    Ok(Vit { image_size: vit.patch_size.map(|extent| side.saturating_mul(extent)), ..vit })
 }
 
 /// The embedding's columns are rows, columns and channels of a patch.
@@ -47,11 +47,11 @@ fn convert(weights: &mut Weights, model: &Architecture) -> Result<(), WeightsErr
     const NAME: &str = "patch_embed.proj.weight";
     let matrix = weights.take(NAME)?;
     let ([high, wide], channels) = (vit.patch_size, vit.channels);
-    let inputs = high * wide * channels;
+    let inputs = high.saturating_mul(wide).saturating_mul(channels);
     let [outputs, columns] = matrix.shape[..] else {
         return Err(WeightsError::shape(NAME, &matrix.shape, format!("[dim, {inputs}]")));
     };
-    if columns != inputs {
+    if columns != inputs || inputs == 0 {
         return Err(WeightsError::shape(
             NAME,
             &matrix.shape,
