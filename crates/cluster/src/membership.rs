@@ -74,14 +74,15 @@ impl Membership {
         let mut membership = if variables.has("RANK") || variables.has("WORLD_SIZE") {
             variables.torchrun()?
         } else if variables.has("OMPI_COMM_WORLD_RANK") {
-            let local = ["OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+            let local = ("OMPI_COMM_WORLD_LOCAL_RANK", Some("OMPI_COMM_WORLD_LOCAL_SIZE"));
             variables.mpirun(["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"], local)?
         } else if variables.is_srun_task() {
             variables.srun(mpi_installed)?
         } else if variables.has("PMI_RANK") {
-            variables.mpirun(["PMI_RANK", "PMI_SIZE"], ["MPI_LOCALRANKID", "MPI_LOCALNRANKS"])?
+            variables.mpirun(["PMI_RANK", "PMI_SIZE"], ("MPI_LOCALRANKID", Some("MPI_LOCALNRANKS")))?
         } else if variables.has("PMIX_RANK") {
-            variables.mpirun(["PMIX_RANK", "PMIX_SIZE"], ["PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"])?
+            let text = "PMIX_RANK is set, but nothing tells the number of processes; start them by mpirun or srun";
+            return Err(ClusterError::Environment(text.into()));
         } else {
             Membership::alone()
         };
@@ -132,12 +133,17 @@ impl Variables<'_> {
     }
 
     /// The place of a process by the names of its rank and the number of ranks, in the run and on its host.
-    fn place(&self, [rank, size]: [&str; 2], local: [&str; 2]) -> Result<Membership, ClusterError> {
+    fn place(
+        &self,
+        [rank, size]: [&str; 2],
+        (local_rank, local_size): (&str, Option<&str>),
+    ) -> Result<Membership, ClusterError> {
+        let local_size = local_size.map_or(Ok(None), |name| self.optional(name))?;
         let membership = Membership {
             rank: self.number(rank, size)?,
             size: self.number(size, rank)?,
-            local_rank: self.optional(local[0])?.unwrap_or(0),
-            local_size: self.optional(local[1])?.unwrap_or(1),
+            local_rank: self.optional(local_rank)?.unwrap_or(0),
+            local_size: local_size.unwrap_or(1),
             ..Membership::alone()
         };
         if membership.rank >= membership.size {
@@ -148,7 +154,7 @@ impl Variables<'_> {
     }
 
     fn torchrun(&self) -> Result<Membership, ClusterError> {
-        let place = self.place(["RANK", "WORLD_SIZE"], ["LOCAL_RANK", "LOCAL_WORLD_SIZE"])?;
+        let place = self.place(["RANK", "WORLD_SIZE"], ("LOCAL_RANK", Some("LOCAL_WORLD_SIZE")))?;
         if place.size == 1 {
             return Ok(Membership { launcher: Launcher::Torchrun, ..place });
         }
@@ -163,7 +169,7 @@ impl Variables<'_> {
         Ok(Membership { launcher: Launcher::Torchrun, route: Route::Tcp { address, port }, ..place })
     }
 
-    fn mpirun(&self, run: [&str; 2], local: [&str; 2]) -> Result<Membership, ClusterError> {
+    fn mpirun(&self, run: [&str; 2], local: (&str, Option<&str>)) -> Result<Membership, ClusterError> {
         Ok(Membership { launcher: Launcher::Mpirun, route: Route::Mpi, ..self.place(run, local)? })
     }
 
@@ -176,7 +182,7 @@ impl Variables<'_> {
 
     fn srun(&self, mpi_installed: impl FnOnce() -> bool) -> Result<Membership, ClusterError> {
         let tasks = if self.has("SLURM_STEP_NUM_TASKS") { "SLURM_STEP_NUM_TASKS" } else { "SLURM_NTASKS" };
-        let mut place = self.place(["SLURM_PROCID", tasks], ["SLURM_LOCALID", "SLURM_TASKS_ON_THIS_HOST"])?;
+        let mut place = self.place(["SLURM_PROCID", tasks], ("SLURM_LOCALID", None))?;
         if let Some(here) = self.tasks_here(place.size)? {
             place.local_size = here.max(place.local_rank + 1);
         }
@@ -299,6 +305,7 @@ mod tests {
         assert_eq!(place(&open_mpi, true), Ok(expected));
         let mpich = place(&[("PMI_RANK", "1"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "1")], false).unwrap();
         assert_eq!((mpich.rank, mpich.size, mpich.local_rank, mpich.route), (1, 2, 1, Route::Mpi));
+        assert!(place(&[("PMIX_RANK", "1")], true).unwrap_err().starts_with("PMIX_RANK is set, but nothing tells"));
     }
 
     #[test]
