@@ -16,7 +16,7 @@ pub enum ClusterError {
         /// What happened to it: a verb and the rest of the sentence.
         what: String,
     },
-    /// The environment does not say consistently who this process is.
+    /// The variables of the launcher are incomplete or contradict each other.
     #[error("{0}")]
     Environment(String),
     /// The processes have no shared secret.
@@ -35,7 +35,7 @@ pub enum ClusterError {
         address: String,
         /// The time limit.
         limit: Duration,
-        /// Connections that did not know the secret.
+        /// Connections with another secret.
         refused: usize,
     },
     /// Nothing answers where rank 0 should.

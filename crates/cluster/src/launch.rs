@@ -10,7 +10,7 @@ use crate::ClusterError;
 use crate::membership::SECRET;
 use crate::transport::random;
 
-/// When one process has failed, the others notice it by themselves and say so; after this time they are killed.
+/// When one process has failed, the others notice it and report it; after this time they are killed.
 const GRACE: Duration = Duration::from_secs(5);
 
 /// How much of the errors of a process is kept.
@@ -28,7 +28,7 @@ pub struct Launched {
 
 /// Starts `size` processes, each with the command of its rank, and waits for all of them. They get the variables of
 /// torchrun and a secret. The output of rank 0 is that of this process; of the others only errors are kept. Signals that
-/// ask to stop are passed on. When one process fails all end; on Linux also when this process is killed.
+/// request the end are forwarded. When one process fails all end; on Linux also when this process is killed.
 pub fn launch(size: usize, command: impl Fn(usize) -> Command) -> Result<Launched, ClusterError> {
     let failed = |doing: &'static str| ClusterError::system(doing);
     let port = free_port().map_err(failed("cannot find a free port"))?;
@@ -155,7 +155,7 @@ fn killed_by(_: ExitStatus) -> Option<i32> {
     None
 }
 
-/// Signals that ask this process to stop.
+/// Signals that request the end of this process.
 #[cfg(unix)]
 struct Signals(signal_hook::iterator::Signals);
 
@@ -177,7 +177,7 @@ fn pass_on(signal: i32, process: &Process) {
     unsafe { libc::kill(process.child.id() as libc::pid_t, signal) };
 }
 
-/// A group of its own keeps the terminal's Ctrl-C from arriving twice. The kernel kills the process when this one ends.
+/// A separate process group keeps the terminal's Ctrl-C from arriving twice. The kernel kills the process when this one ends.
 #[cfg(unix)]
 fn end_with_this_process(command: &mut Command) {
     use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
 //! The processes of one run: who they are ([`Membership`]), how they exchange values ([`Communicator`]), and how they are
-//! started on one machine ([`launch`]). It knows no graph, no device and no model.
+//! started on one machine ([`launch`]). It depends on no graph, device or model.
 //!
 //! Sums over ranks are added in one fixed binary tree ([`Reduce::Tree`]), so that the bits of a sum do not depend on the
 //! number of processes as long as each contributes a whole subtree.

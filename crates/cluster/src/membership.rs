@@ -1,4 +1,4 @@
-//! Who a process is within its run, by the variables of whatever started it.
+//! The rank of a process in its run, from the variables that its launcher sets.
 
 use std::fmt;
 

@@ -39,7 +39,7 @@ impl Health {
         }
     }
 
-    /// The first failure that this rank noticed or was told of.
+    /// The first failure that this rank noticed or received.
     pub fn failure(&self) -> Option<ClusterError> {
         self.0.as_ref().and_then(|watched| watched.failure())
     }
@@ -135,8 +135,8 @@ impl Watch {
         self.watched.record(rank, what)
     }
 
-    /// The failure behind a data connection that broke. The links know whether the peer died or another rank ended it, but
-    /// may learn it later, at the latest when the peer has been silent for too long.
+    /// The failure behind a data connection that broke. The links show whether the peer died or another rank ended it,
+    /// possibly later: at the latest when the peer has been silent for too long.
     pub fn broken_connection(&self, peer: usize, limits: Limits) -> ClusterError {
         let deadline = Instant::now() + limits.silence + limits.heartbeat();
         while Instant::now() < deadline {
@@ -264,7 +264,7 @@ impl Watched {
     }
 }
 
-/// What the watching thread knows of a link.
+/// The watching thread's state of a link.
 struct LinkState {
     heard: Instant,
     received: Vec<u8>,

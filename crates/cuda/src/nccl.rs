@@ -24,7 +24,7 @@ const BYTES: c_int = 1;
 /// `ncclFloat32`.
 const F32: c_int = 7;
 
-/// What a process must know to join a communicator: made by one, sent to all others.
+/// The name of a communicator: made by one process, sent to all others that join.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
@@ -150,7 +150,7 @@ impl NcclCommunicator {
     pub unsafe fn join(id: UniqueId, rank: usize, size: usize) -> Result<NcclCommunicator, GraphError> {
         let nccl = Functions::find().map_err(|missing| error(missing.to_string()))?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the pointer is to a live variable; the context is current by the caller's word.
+        // SAFETY: the pointer is to a live variable; the caller made the context current.
         let status = unsafe { (nccl.comm_init_rank)(&mut handle, size as c_int, id, rank as c_int) };
         nccl.check(status, std::ptr::null_mut(), "connecting the GPUs")?;
         Ok(NcclCommunicator { nccl, handle, rank, size })
@@ -172,7 +172,7 @@ impl NcclCommunicator {
     /// The memory must be valid until the stream has passed this call, and the stream one of the current context; the
     /// same holds for the other calls.
     pub unsafe fn all_reduce(&self, values: u64, count: usize, stream: *mut c_void) -> Result<(), GraphError> {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees memory and stream.
         let status = unsafe { (self.nccl.all_reduce)(values, values, count, F32, SUM, self.handle, stream) };
         self.check(status, "adding gradients")
     }
@@ -188,7 +188,7 @@ impl NcclCommunicator {
         count: usize,
         stream: *mut c_void,
     ) -> Result<(), GraphError> {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees memory and stream.
         let status = unsafe { (self.nccl.reduce_scatter)(values, part, count, F32, SUM, self.handle, stream) };
         self.check(status, "adding gradients")
     }
@@ -198,7 +198,7 @@ impl NcclCommunicator {
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
     pub unsafe fn all_gather(&self, part: u64, all: u64, bytes: usize, stream: *mut c_void) -> Result<(), GraphError> {
-        // SAFETY: by the caller's word.
+        // SAFETY: the caller guarantees memory and stream.
         let status = unsafe { (self.nccl.all_gather)(part, all, bytes, BYTES, self.handle, stream) };
         self.check(status, "gathering parameters")
     }
@@ -214,7 +214,7 @@ impl NcclCommunicator {
         stream: *mut c_void,
     ) -> Result<(), GraphError> {
         let doing = "exchanging gradients";
-        // SAFETY: by the caller's word; a group that was started is ended, also after an error inside.
+        // SAFETY: the caller guarantees memory and stream; a group that was started is ended, also after an error inside.
         unsafe {
             self.check((self.nccl.group_start)(), doing)?;
             let mut status = SUCCESS;
@@ -234,7 +234,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// An error if the connection to another GPU has failed since: NCCL's kernels wait for ever then.
+    /// An error if the connection to another GPU has failed since: NCCL's kernels never end then.
     pub fn failure(&self) -> Result<(), GraphError> {
         let mut failure = SUCCESS;
         // SAFETY: the communicator is live, the pointer is to a live variable.

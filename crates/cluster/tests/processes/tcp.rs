@@ -162,7 +162,7 @@ fn garbage_at_the_rendezvous_does_no_harm() {
     scanners[0].write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
     scanners[1].write_all(&[0xff; 1000]).unwrap();
     scanners[2].write_all(b"vitrank1").unwrap();
-    // The last says nothing at all.
+    // The last sends nothing.
     let joining = Process::start(rank("add", 1, 2, port));
     assert_eq!(joining.end(), (Some(0), String::new()));
     assert_eq!(host.end(), (Some(0), String::new()));

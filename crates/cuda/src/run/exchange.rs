@@ -122,7 +122,7 @@ impl StreamExchange {
         let bucket = &self.buckets[index];
         bucket.complete.record(stream)?;
         self.stream.wait_event(&bucket.complete)?;
-        // SAFETY: by the caller's word; the second stream runs the exchanges of all buckets in order.
+        // SAFETY: the caller guarantees the memory; the second stream runs the exchanges of all buckets in order.
         unsafe {
             match &self.carrier {
                 Carrier::Host(carrier) => carrier.enqueue(index, bucket, &self.stream)?,

@@ -13,7 +13,7 @@ use crate::ClusterError;
 /// The variable with the path of the MPI library, where several are installed or the loader does not search its folder.
 pub(crate) const LIBRARY: &str = "VIT_MPI_LIBRARY";
 
-/// A handle, passed in the register or stack slot of its own. A callee that declares an `int` reads the lower half of it,
+/// A handle, passed in one register or stack slot. A callee that declares an `int` reads the lower half of it,
 /// which is its first half in memory, too.
 pub(super) type Handle = usize;
 
@@ -74,7 +74,7 @@ macro_rules! functions {
             /// # Safety
             /// The library must be an MPI library.
             unsafe fn bind(library: &Dynamic, constants: Constants, name: String) -> Result<Library, libloading::Error> {
-                // SAFETY: the caller vouches for the library, and MPI fixes the parameters of these functions up to
+                // SAFETY: the caller guarantees the library, and MPI fixes the parameters of these functions up to
                 // the representation of handles, for which see `Handle`.
                 unsafe { Ok(Library { constants, name, $($field: *library.get($symbol)?,)* }) }
             }
@@ -149,8 +149,8 @@ const MPICHS: &[&str] = &["libmpi.12.dylib", "/opt/homebrew/lib/libmpi.12.dylib"
 const STANDARDS: &[&str] = &["libmpi_abi.0.dylib", "libmpi_abi.dylib"];
 
 fn open(path: &std::ffi::OsStr) -> Result<Library, String> {
-    // SAFETY: an MPI library, by its name or by the user's word, does nothing when it is loaded. Global, because the
-    // plugins of Open MPI expect its symbols.
+    // SAFETY: loading an MPI library only runs its initialisers. Its symbols are global, because the plugins of Open MPI
+    // need them.
     let library = unsafe { Dynamic::open(Some(path), RTLD_NOW | RTLD_GLOBAL) }.map_err(reason)?;
     let library = std::mem::ManuallyDrop::new(library);
     // SAFETY: as above.

@@ -124,7 +124,7 @@ impl Drop for Mpi {
             // SAFETY: initialised, and no request is pending.
             unsafe { (self.world.library.finalize)() };
         } else if self.world.rank > 0 {
-            // mpirun kills the others as soon as one ends: rank 0 comes first, which says why.
+            // mpirun kills all ranks as soon as one ends, and rank 0 is the one that reports the failure.
             std::thread::sleep(Duration::from_secs(2));
         }
     }
@@ -274,11 +274,12 @@ impl World {
         let constants = &self.library.constants;
         let mut handle = 0;
         let in_place = constants.in_place as *const c_void;
-        // SAFETY: by the caller's word, and `abandon` keeps this function from returning while the library uses them.
+        // SAFETY: the caller guarantees the values, and this function does not return before the request is complete: after a
+        // failure it ends the process.
         let code = unsafe {
             (self.library.iallreduce)(in_place, values, count, kind, constants.sum, constants.world, &mut handle)
         };
-        // The library does not say for which rank it waits.
+        // MPI does not report which rank a collective waits for.
         let peer = (self.rank + 1) % self.size;
         if code != 0 {
             return Err(self.error(peer, code));
@@ -337,7 +338,8 @@ impl World {
     }
 
     /// Cancels the receives of a failed exchange. The library must not write to buffers that their owner frees; where it
-    /// does not let go of one, the process ends here. Sends only read, and only inside calls that nobody makes any more.
+    /// does not let go of one, the process ends here. Sends only read their buffers, and only
+    /// inside calls of MPI, of which none follows.
     fn abandon(&self, mut requests: Vec<Request>) {
         requests.retain(|request| request.receives.is_some());
         for request in &mut requests {

@@ -40,12 +40,12 @@ impl Acceptor {
         Ok(Acceptor { address, accepted, shared })
     }
 
-    /// The next connection of a process that knows the secret.
+    /// The next connection whose handshake succeeded.
     pub fn next(&self, deadline: Instant) -> Option<(Claim, TcpStream)> {
         self.accepted.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()
     }
 
-    /// Connections that did not know the secret.
+    /// Connections with another secret.
     pub fn refused(&self) -> usize {
         self.shared.refused.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! Both sides of a new connection prove that they know the secret of the run, before either believes a word of the other:
-//! a challenge from each, answered by an HMAC of both challenges and the claim of the side that connects.
+//! Mutual authentication of a new connection by the secret of the run: each side sends a challenge and answers with an HMAC
+//! of both challenges and the claim of the connecting side.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -20,13 +20,13 @@ pub(in crate::transport) type Session = [u8; 16];
 /// What a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(in crate::transport) enum Purpose {
-    /// To rank 0, before the ranks know of each other; later its link for heartbeats.
+    /// To rank 0, for the rendezvous; afterwards its link for heartbeats.
     Join = 0,
     Heartbeats = 1,
     Data = 2,
 }
 
-/// What the connecting side says of itself.
+/// The identity that the connecting side claims.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::transport) struct Claim {
     pub purpose: Purpose,

@@ -119,7 +119,7 @@ fn join(meeting: &Meeting<'_>, secret: &Secret, limit: Duration, deadline: Insta
         open_connection(&rendezvous, &address, (limit, deadline), secret, claim(Purpose::Join, Session::default()))?;
     let own_ip = link.local_addr().map_err(listening)?.ip();
     let any_ip: IpAddr = if own_ip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-    // A host may know itself by a loopback address where the others do not.
+    // A host may resolve its own name to a loopback address, as Debian's do.
     let listener_ip = if own_ip.is_loopback() && !is_loopback(meeting.address) { any_ip } else { own_ip };
     let listener = TcpListener::bind((listener_ip, 0)).map_err(listening)?;
     let acceptor = Acceptor::start(listener, secret.clone()).map_err(listening)?;
@@ -161,7 +161,7 @@ fn join(meeting: &Meeting<'_>, secret: &Secret, limit: Duration, deadline: Insta
     Ok(Mesh { hosts: entries.into_iter().map(|entry| entry.host).collect(), links, data })
 }
 
-/// What a joining rank says of itself; the version if it is another one, `None` if it says nothing sensible.
+/// The description that a joining rank sends; an error with its version if that differs, `None` if it is malformed.
 fn greeting(socket: &TcpStream) -> Option<Result<Entry, String>> {
     let text = read_frame(socket, Instant::now() + handshake::LIMIT).ok()?;
     let mut lines = text.lines();

@@ -181,7 +181,7 @@ impl NcclCarrier {
         let bucket = &self.buckets[index];
         let communicator = self.group.lock();
         let raw = stream.raw().cast();
-        // SAFETY: by the caller's word; copies and messages stay inside the values and buffers, whose lengths they were
+        // SAFETY: the caller guarantees the values; copies and messages stay inside the values and buffers, whose lengths they were
         // made for, and the stream runs one bucket after the other.
         unsafe {
             bucket.gather.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
