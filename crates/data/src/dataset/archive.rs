@@ -91,9 +91,12 @@ pub(super) fn has_class_folders(shards: &[Shard]) -> bool {
     names.into_iter().any(|name| matches!(layout.role(name), PathRole::Sample(..)))
 }
 
+/// A shard and its table of contents.
+type ListedShard = Result<(Store, Vec<TarMember>), DatasetError>;
+
 /// The tables of contents of shards in remote storage that are not compressed, several at a time: each is read from
 /// one end to the other.
-fn list_objects(sources: &[SourceFile]) -> Vec<Option<Result<(Store, Vec<TarMember>), DatasetError>>> {
+fn list_objects(sources: &[SourceFile]) -> Vec<Option<ListedShard>> {
     if !sources.first().is_some_and(|source| is_url(&source.path)) {
         return Vec::new();
     }
@@ -114,7 +117,7 @@ fn list_objects(sources: &[SourceFile]) -> Vec<Option<Result<(Store, Vec<TarMemb
     slots.into_iter().map(|slot| slot.into_inner().flatten()).collect()
 }
 
-fn list_object(source: &SourceFile) -> Option<Result<(Store, Vec<TarMember>), DatasetError>> {
+fn list_object(source: &SourceFile) -> Option<ListedShard> {
     let list = || {
         let mut file = WindowedFile::open(&source.path).map_err(DatasetError::io(&source.path))?;
         let start = start_of(&mut file, 4).map_err(DatasetError::io(&source.path))?;

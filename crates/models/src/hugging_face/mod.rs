@@ -87,10 +87,13 @@ pub(crate) struct ModelType {
     write: Option<Writer>,
 }
 
+/// The options of a configuration.
+type Options = Map<String, Value>;
+
 /// How a model type is written.
 struct Writer {
     /// The class, and its configuration without what all types have in common; or the option that the type lacks.
-    config: fn(&Architecture) -> Result<(String, Map<String, Value>), String>,
+    config: fn(&Architecture) -> Result<(String, Options), String>,
     /// The reverse of [`ModelType::convert`], with the shapes of transformers.
     convert: fn(&mut Weights) -> Result<(), WeightsError>,
 }
@@ -306,7 +309,7 @@ fn unchanged(_: &mut Weights, _: &Architecture) -> Result<(), WeightsError> {
 }
 
 /// The type that expresses a model, the class and its options; or why none does.
-fn writable(model: &Architecture) -> Result<(&'static ModelType, &'static Writer, String, Map<String, Value>), String> {
+fn writable(model: &Architecture) -> Result<(&'static ModelType, &'static Writer, String, Options), String> {
     let mut reasons = Vec::new();
     for known in TYPES {
         let Some(writer) = &known.write else { continue };

@@ -169,7 +169,7 @@ impl Network for Vit {
             (embedded, None) => embedded.to_string(),
         };
         let positions = match self.rotary {
-            None => positions.into(),
+            None => positions,
             Some(rotary) if self.positions == Positions::None => rotary.to_string(),
             Some(rotary) => format!("{positions}; {rotary}"),
         };

@@ -267,7 +267,8 @@ fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
         set("global_pool", json!(pooling(vit)));
         set("fc_norm", json!(vit.final_norm == FinalNorm::AfterPooling));
     }
-    let flags: [(&str, fn(&Vit) -> bool); 8] = [
+    type Flag = fn(&Vit) -> bool;
+    let flags: [(&str, Flag); 8] = [
         ("qk_norm", |vit| vit.qk_norm),
         ("scale_attn_norm", |vit| vit.attention_norm),
         ("scale_mlp_norm", |vit| vit.mlp_norm),
