@@ -40,7 +40,7 @@ def described(name: str) -> dict:
         "name": name,
         "classes": cfg.num_classes,
         "parameters": sum(p.numel() for p in model.parameters()),
-        "image": cfg.input_size[1],
+        "image": "x".join(map(str, cfg.input_size[1:])),
         "crop_pct": cfg.crop_pct,
         "crop_mode": cfg.crop_mode,
         "interpolation": cfg.interpolation,
