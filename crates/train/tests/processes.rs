@@ -33,6 +33,7 @@ const STATEFUL: [&str; 12] = [
 struct Group<'a> {
     scene: &'a Scene,
     model: &'static str,
+    size: [usize; 2],
     processes: usize,
     reduce: Reduce,
 }
@@ -60,7 +61,7 @@ impl Group<'_> {
     fn begin(&self, name: &str, recipe: &Recipe, stop_after: u64) -> Vec<Result<Finished, TrainError>> {
         self.each(|processes| {
             let settings = RunSettings { model: self.model.into(), ..settings(&self.scene.data) };
-            let mut setup = Setup::new(ModelChoice::Named(self.model), None, settings, recipe.clone())?;
+            let mut setup = Setup::new(ModelChoice::Named(self.model), Some(self.size), settings, recipe.clone())?;
             setup.divide(&processes)?;
             let options = TrainerOptions { processes: processes.clone(), ..options(1) };
             let (device, stop) = (self.device(&processes), AtomicBool::new(false));
@@ -111,11 +112,11 @@ fn all_fine(ended: Vec<Result<Finished, TrainError>>, complete: bool) {
 }
 
 /// Runs of 1, 2 and 4 processes, and runs that were stopped at 4 and resumed with fewer.
-fn same_bits(model: &'static str, recipe: &Recipe, devices: &[bool]) {
+fn same_bits(model: &'static str, size: [usize; 2], recipe: &Recipe, devices: &[bool]) {
     let mut scene = Scene::new();
     for &ahead in devices {
         scene.ahead = ahead;
-        let group = |processes| Group { scene: &scene, model, processes, reduce: Reduce::Tree };
+        let group = |processes| Group { scene: &scene, model, size, processes, reduce: Reduce::Tree };
         let name = |what: &str| format!("{what}-{ahead}");
         all_fine(group(1).begin(&name("1"), recipe, u64::MAX), true);
         let one = scene.last(&name("1"));
@@ -138,13 +139,13 @@ fn same_bits(model: &'static str, recipe: &Recipe, devices: &[bool]) {
 
 #[test]
 fn a_vision_transformer_has_the_same_bits_in_any_number_of_processes() {
-    same_bits("P/4@16", &recipe(&STATEFUL), &[false, true]);
+    same_bits("P/4@16", [16, 16], &recipe(&STATEFUL), &[false, true]);
 }
 
 #[test]
 fn batch_norms_have_the_same_bits_in_any_number_of_processes() {
     let settings = ["batch=8", "length=5 steps", "evaluate_every=5 steps", "model.start=random", "parts=4"];
-    same_bits("resnet18_cifar", &recipe(&settings), &[false]);
+    same_bits("resnet18_cifar", [8, 8], &recipe(&settings), &[false]);
 }
 
 #[test]
@@ -153,7 +154,7 @@ fn one_part_is_the_step_of_a_run_without_parts() {
     let plain = [&STATEFUL[..11], &["parts=0"]].concat();
     let one = [&STATEFUL[..11], &["parts=1"]].concat();
     scene.begin("plain", recipe(&plain), 1, u64::MAX).unwrap();
-    let alone = Group { scene: &scene, model: "P/4@16", processes: 1, reduce: Reduce::Tree };
+    let alone = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes: 1, reduce: Reduce::Tree };
     all_fine(alone.begin("one", &recipe(&one), u64::MAX), true);
     assert_same("one part", &scene.last("plain"), &scene.last("one"));
 }
@@ -162,7 +163,7 @@ fn one_part_is_the_step_of_a_run_without_parts() {
 fn a_fast_sum_gives_losses_that_agree() {
     let scene = Scene::new();
     let settings = ["batch=12", "length=50 steps", "evaluate_every=50 steps", "data.mixup=0.2", "parts=4"];
-    let group = |processes, reduce| Group { scene: &scene, model: "P/4@16", processes, reduce };
+    let group = |processes, reduce| Group { scene: &scene, model: "P/4@16", size: [16, 16], processes, reduce };
     all_fine(group(1, Reduce::Tree).begin("tree", &recipe(&settings), u64::MAX), true);
     all_fine(group(3, Reduce::Fast).begin("fast", &recipe(&settings), u64::MAX), true);
     let loss = |name: &str| -> Vec<f64> {
@@ -178,7 +179,7 @@ fn a_fast_sum_gives_losses_that_agree() {
 #[test]
 fn a_process_that_fails_ends_the_run_in_all_of_them() {
     let scene = Scene::new();
-    let group = Group { scene: &scene, model: "P/4@16", processes: 2, reduce: Reduce::Tree };
+    let group = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes: 2, reduce: Reduce::Tree };
     // Each process has its own copy of the images, and those of rank 1 disappear.
     let copy = scene.folder.path().join("copy");
     write_images(&copy, 12);
@@ -206,7 +207,7 @@ fn a_process_that_fails_ends_the_run_in_all_of_them() {
 fn more_processes_than_parts_are_refused() {
     let scene = Scene::new();
     let refusal = |processes, settings: &[&str]| {
-        let group = Group { scene: &scene, model: "P/4@16", processes, reduce: Reduce::Tree };
+        let group = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes, reduce: Reduce::Tree };
         let mut ended = group.begin("refused", &recipe(settings), 1);
         ended.pop().unwrap().unwrap_err().to_string()
     };
