@@ -77,12 +77,9 @@ impl Forward<'_, Vit> {
         let width = vit.key_value_heads(depth) * (vit.dim / vit.heads);
         match vit.qkv {
             Qkv { bias, separate: true } => {
-                let biases = [bias != QkvBias::None, bias == QkvBias::All, bias != QkvBias::None];
-                let layers = [(vit.dim, "q_proj"), (width, "k_proj"), (width, "v_proj")];
-                let mut biases = biases.into_iter();
-                Projected::Apart(
-                    layers.map(|(width, name)| linear_from(x, width, biases.next().unwrap_or(false), init, name)),
-                )
+                let (query_value, key) = (bias != QkvBias::None, bias == QkvBias::All);
+                let layers = [(vit.dim, query_value, "q_proj"), (width, key, "k_proj"), (width, query_value, "v_proj")];
+                Projected::Apart(layers.map(|(width, bias, name)| linear_from(x, width, bias, init, name)))
             }
             Qkv { bias: QkvBias::QueryValue, .. } => {
                 let weight = x.parameter("qkv.weight", [3 * vit.dim, vit.dim], init);
