@@ -1,6 +1,6 @@
 //! How the tokens become one vector (equation 4 and its alternatives), and the classification head.
 
-use vit_graph::ops::{Attention, Pool2d, PoolMode};
+use vit_graph::ops::{Activation, Attention, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
 use super::{FinalNorm, Lineage, Vit};
@@ -87,7 +87,9 @@ impl Forward<'_, Vit> {
         // timm's `VisionTransformer` has the blocks' ratio here, which counts both halves of a packed gate.
         let doubled = vit.lineage == Lineage::VisionTransformer && vit.gate == Gate::Packed;
         let hidden = vit.pool_mlp_dim.unwrap_or(if doubled { 2 * vit.mlp_dim } else { vit.mlp_dim });
-        let h = Mlp::plain(hidden, vit.activation).apply(&h, |h| self.drop(h), "mlp");
+        // In timm's Eva it is GELU, also where the blocks have gates.
+        let activation = if vit.lineage == Lineage::Eva { Activation::Gelu } else { vit.activation };
+        let h = Mlp::plain(hidden, activation).apply(&h, |h| self.drop(h), "mlp");
         token(&(y + h), 0)
     }
 
