@@ -15,10 +15,10 @@ pub use hardware::{GpuModel, Network};
 
 /// The share of its peak that a GPU reaches in matrix products. Fitted, with [`PASSES`], to measured training steps of
 /// Ti/16, S/16, B/16, L/16 and H/14 on an H200, each of which the prediction meets within 6% (docs/scaling.md).
-const SUSTAINED: f64 = 0.73;
+const SUSTAINED: f64 = 0.735;
 
 /// How often the values that a forward pass computes (in f32) are moved to or from memory in a step of mixed precision.
-const PASSES: f64 = 3.5;
+const PASSES: f64 = 2.4;
 
 /// Bytes per parameter that a step moves whatever its batch: weights, gradients, their norm and the optimiser's state. From
 /// the measured steps of H/14 with batches of 32 and 64.
