@@ -437,8 +437,9 @@ fn with_layers_of(vit: &Vit) -> Option<(String, Vit)> {
     });
     let mut suitable: Vec<_> =
         std::iter::once(usual).chain(published).filter(|(_, found)| layers(found) == layers(vit)).collect();
-    // Stable, so that the first with the same epsilon comes first.
-    suitable.sort_by_key(|(_, found)| found.norm_epsilon != vit.norm_epsilon);
+    // Stable, so that of equally similar ones the first comes first.
+    let norms = |vit: &Vit| (vit.pre_norm, vit.attention_norm, vit.mlp_norm);
+    suitable.sort_by_key(|(_, found)| (found.norm_epsilon != vit.norm_epsilon, norms(found) != norms(vit)));
     suitable.into_iter().next()
 }
 
