@@ -43,15 +43,15 @@ impl Configured for Swin {
         };
         self.windows = match args.get("window_size") {
             Some(value) => windows(value, stages).ok_or_else(|| wrong("window_size"))?,
-            None => vec![self.windows[0]; stages],
+            None => for_stages(&self.windows, stages),
         };
         self.mlp_ratios = match args.get("mlp_ratio") {
             Some(value) => per_stage(value, stages, Value::as_f64).ok_or_else(|| wrong("mlp_ratio"))?,
-            None => vec![self.mlp_ratios[0]; stages],
+            None => for_stages(&self.mlp_ratios, stages),
         };
         self.head_dims = match args.get("head_dim") {
             Some(value) => per_stage(value, stages, |v| Some(whole(v))).ok_or_else(|| wrong("head_dim"))?,
-            None => vec![self.head_dims[0]; stages],
+            None => for_stages(&self.head_dims, stages),
         };
         if let SwinVersion::V2 { pretrained_windows } = &mut self.version {
             *pretrained_windows = match args.get("pretrained_window_sizes") {
@@ -86,6 +86,11 @@ impl Configured for Swin {
         let second = Swin { version, ..Swin::default() };
         vec![(CLASS, Swin::default(), Preprocess::imagenet()), (CLASS_V2, second, Preprocess::imagenet())]
     }
+}
+
+/// The values of a named model's stages; with another number of stages, the first one's for all.
+fn for_stages<T: Clone>(named: &[T], stages: usize) -> Vec<T> {
+    if named.len() == stages { named.to_vec() } else { vec![named[0].clone(); stages] }
 }
 
 /// One size or pair for all stages, or one for each.
