@@ -212,7 +212,11 @@ fn rotary_models() -> Vec<Vit> {
                 positions_on: if on(0) { PositionsOn::Patches } else { PositionsOn::AllTokens },
                 rotary,
                 qkv,
-                key_value_heads: if qkv.separate && !learned && on(0) { vec![2, 1] } else { Vec::new() },
+                key_value_heads: if qkv.separate && qkv.bias == QkvBias::All && !learned {
+                    vec![2, 1]
+                } else {
+                    Vec::new()
+                },
                 qk_norm: on(3),
                 attention_norm: on(1),
                 layer_scale: on(2).then_some(0.5),

@@ -171,6 +171,10 @@ pub(super) fn contradiction(vit: &Vit) -> Option<String> {
             "separate gates without a norm in blocks with norms at their end",
             aligned && vit.block == BlockKind::PostNorm,
         ),
+        (
+            "biases of query and value alone where keys are shared by several heads",
+            vit.qkv.bias == QkvBias::QueryValue && !vit.key_value_heads.is_empty(),
+        ),
         ("pooling over all tokens but by attention", vit.pool_prefix != (vit.pooling == Pooling::Map)),
     ]
     .into_iter()
@@ -211,6 +215,7 @@ fn rotary(old: RotaryPositions, args: &Arguments) -> Result<RotaryPositions, Str
         "mixed" => RotaryAngles::Mixed,
         other => return Err(format!("timm's option `rope_type` should be cat, dinov3 or mixed, not `{other}`")),
     };
+    let offset = args.number("rope_grid_offset")?.map_or(old.offset, |offset| offset as f32);
     let columns_first = match args.text("rope_grid_indexing")? {
         None => old.columns_first,
         Some("ij") => false,
@@ -229,11 +234,8 @@ fn rotary(old: RotaryPositions, args: &Arguments) -> Result<RotaryPositions, Str
         pairs: if halves { RotaryPairs::Halves } else { RotaryPairs::Adjacent },
         // Centred coordinates are always rows before columns.
         columns_first: columns_first && !halves,
-        offset: if angles == RotaryAngles::Mixed {
-            0.0
-        } else {
-            args.number("rope_grid_offset")?.map_or(old.offset, |offset| offset as f32)
-        },
+        // Learned frequencies have no offset in timm.
+        offset: if angles == RotaryAngles::Mixed { 0.0 } else { offset },
     })
 }
 
