@@ -192,10 +192,14 @@ pub(crate) fn kind(url: &Path) -> Result<PathKind, StorageError> {
     let client = client()?;
     let object = client.object(url)?;
     client.wait(async move {
+        let mut reason = StorageError::Missing;
         if !object.key.as_ref().is_empty() {
             match self::client()?.find(&object).await {
                 Ok(_) => return Ok(PathKind::File),
-                Err(StorageError::Missing) if !object.is_on_web_server() => {}
+                // The answer about one object has no text, so a list says more about missing permissions.
+                Err(error @ (StorageError::Missing | StorageError::Denied(_))) if !object.is_on_web_server() => {
+                    reason = error;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -203,7 +207,7 @@ pub(crate) fn kind(url: &Path) -> Result<PathKind, StorageError> {
         match listed.next().await {
             Some(Ok(_)) => Ok(PathKind::Folder),
             Some(Err(error)) => Err(object.error()(error)),
-            None => Err(StorageError::Missing),
+            None => Err(reason),
         }
     })
 }
