@@ -142,7 +142,7 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         let names: Vec<String> = io.tensors.keys().filter(|name| name.ends_with(&suffix)).cloned().collect();
         for name in names {
             let tensor = io.take(&name)?;
-            part.insert(name.trim_end_matches(&suffix), tensor)?;
+            part.insert(name.strip_suffix(&suffix).unwrap_or(&name), tensor)?;
         }
         arrays.extend(recorded.compare(part, &suffix)?);
     }

@@ -6,8 +6,13 @@ use crate::image::Image;
 use std::ops::Range;
 use vit_preprocess::Filter;
 
-/// For each output, its first input and the weights from there on.
-struct ExactTaps(Vec<(usize, Vec<f64>)>);
+/// Weights before they are rounded.
+struct ExactTaps {
+    /// For each output of a window, its first input and the weights from there on.
+    window: Vec<(usize, Vec<f64>)>,
+    /// The largest weight of all outputs, also of those outside of the window.
+    largest: f64,
+}
 
 impl ExactTaps {
     /// Taps of the outputs in `window`, of `length` outputs that cover `input` pixels.
@@ -27,21 +32,28 @@ impl ExactTaps {
             }
             (start, weights)
         };
-        ExactTaps(window.map(tap).collect())
+        let mut taps = ExactTaps { window: Vec::with_capacity(window.len()), largest: 0.0 };
+        for output in 0..length {
+            let tap = tap(output);
+            taps.largest = tap.1.iter().fold(taps.largest, |largest, &weight| largest.max(weight));
+            if window.contains(&output) {
+                taps.window.push(tap);
+            }
+        }
+        taps
     }
 
     fn span(&self) -> Range<usize> {
-        let start = self.0.iter().map(|(start, _)| *start).min().unwrap_or(0);
-        start..self.0.iter().map(|(start, weights)| start + weights.len()).max().unwrap_or(start)
+        let start = self.window.iter().map(|(start, _)| *start).min().unwrap_or(0);
+        start..self.window.iter().map(|(start, weights)| start + weights.len()).max().unwrap_or(start)
     }
 
     /// The weights as integers of at most 15 bits, and their fractional bits.
     fn fixed(&self) -> (Vec<(usize, Vec<i32>)>, u32) {
-        let largest = self.0.iter().flat_map(|(_, weights)| weights).fold(0f64, |m, &w| m.max(w));
-        let fits = |bits: u32| ((0.5 + largest * f64::from(1 << bits)) as i64) < 1 << 15;
-        let bits = (1..22).take_while(|&bits| fits(bits)).last().unwrap_or(0);
+        let fits = |bits: u32| ((0.5 + self.largest * f64::from(1 << bits)) as i64) < 1 << 15;
+        let bits = (1..=22).take_while(|&bits| fits(bits)).last().unwrap_or(0);
         let round = |weight: &f64| (weight * f64::from(1 << bits)).round_half_away();
-        (self.0.iter().map(|(start, weights)| (*start, weights.iter().map(round).collect())).collect(), bits)
+        (self.window.iter().map(|(start, weights)| (*start, weights.iter().map(round).collect())).collect(), bits)
     }
 }
 
@@ -100,8 +112,8 @@ pub(crate) fn resize_floats(
     let (across, down) = taps(image, size, &columns, &rows, filter);
     let sum = |terms: &mut dyn Iterator<Item = (&f64, f64)>| terms.map(|(weight, value)| weight * value).sum::<f64>();
     let whole = window_of(image, across.span(), down.span(), f64::from);
-    let wide = whole.summed(&across.0, columns, false, sum);
-    wide.summed(&down.0, rows, true, sum).values.iter().map(|&value| value as f32).collect()
+    let wide = whole.summed(&across.window, columns, false, sum);
+    wide.summed(&down.window, rows, true, sum).values.iter().map(|&value| value as f32).collect()
 }
 
 /// As [`resize_floats`], to bytes.
@@ -165,7 +177,7 @@ mod tests {
         Image::from_rgb(width, height, (0..width * height * 3).map(value).collect()).unwrap()
     }
 
-    /// Sums of all bytes and the first bytes of the last two rows, by torchvision 0.30; floats of the last row.
+    /// Sums of all bytes and the first bytes of the last two rows, by torchvision 0.29.2; floats of the last row.
     #[test]
     fn bytes_and_floats_are_those_of_torchvision() {
         use Filter::{Bicubic, Bilinear};
