@@ -3,6 +3,7 @@
 
 use vit_graph::cost::Cost;
 use vit_graph::ops::Operation;
+use vit_models::swin::Swin;
 use vit_models::vit::Vit;
 use vit_models::{Config, Mode, Preprocess, ProblemType, config, variant, variants};
 
@@ -214,6 +215,14 @@ fn every_variant_survives_being_written_and_read() {
             assert_eq!(read.problem_type, written.problem_type, "{}", v.name);
         }
     }
+}
+
+#[test]
+fn other_depths_of_a_named_swin_changed_its_windows() {
+    let json = serde_json::json!({ "architecture": "swin_s3_tiny_224", "model_args": { "depths": [1, 2, 2, 1] } });
+    let read = config::parse(&json, None).unwrap();
+    let swin: &Swin = read.architecture.downcast_ref().unwrap();
+    assert_eq!((&swin.depths[..], &swin.windows[..]), (&[1, 2, 2, 1][..], &[[7, 7], [7, 7], [14, 14], [7, 7]][..]));
 }
 
 #[test]
