@@ -83,7 +83,7 @@ fn a_run_in_a_bucket_has_the_bits_of_a_local_one_whatever_the_server_does() {
     run(&server, train("s3://bucket/data", "s3://bucket/runs/whole")).code(0);
     assert!(state(&server, "bucket/runs/whole") == expected);
     let again = run(&server, train("s3://bucket/data", "s3://bucket/runs/whole")).code(1);
-    assert!(again.err.contains("already"), "{}", again.err);
+    assert!(again.err.contains("--overwrite"), "{}", again.err);
 
     // Kills at any moment, also in the middle of an upload.
     let mut kills = 0;
