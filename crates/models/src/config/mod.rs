@@ -59,8 +59,7 @@ pub trait Configured: NetworkObject {
     }
 
     /// The name of a parameter in timm's files, where it is not this project's.
-    fn timm_name(&self, parameter: &str) -> Option<String> {
-        let _ = parameter;
+    fn timm_name(&self, _parameter: &str) -> Option<String> {
         None
     }
 
