@@ -144,8 +144,8 @@ fn a_vision_transformer_has_the_same_bits_in_any_number_of_processes() {
 
 #[test]
 fn batch_norms_have_the_same_bits_in_any_number_of_processes() {
-    let settings = ["batch=8", "length=5 steps", "evaluate_every=5 steps", "model.start=random", "parts=4"];
-    same_bits("resnet18_cifar", [8, 8], &recipe(&settings), &[false]);
+    let settings = ["batch=8", "length=4 steps", "evaluate_every=4 steps", "model.start=random", "parts=4"];
+    same_bits("resnet18_cifar", [16, 16], &recipe(&settings), &[false]);
 }
 
 #[test]
