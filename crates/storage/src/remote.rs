@@ -11,6 +11,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
@@ -31,6 +32,10 @@ const PART_BYTES: usize = 16 << 20;
 
 /// Parts of one object that are written at the same time.
 const PARTS_IN_FLIGHT: usize = 4;
+
+/// Pauses before work is repeated.
+const REPEATED_AFTER: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(5)];
 
 /// The process's connections.
 struct Client {
@@ -75,6 +80,18 @@ impl RemoteObject {
     fn hash(&self) -> u128 {
         xxh3_128(self.url.as_bytes())
     }
+}
+
+/// Repeats work that failed for a reason of the server or the connection. `object_store` repeats requests and continues the
+/// bodies of objects, but not those of lists.
+async fn repeated<T, F: Future<Output = Result<T, StorageError>>>(work: impl Fn() -> F) -> Result<T, StorageError> {
+    for pause in REPEATED_AFTER {
+        match work().await {
+            Err(StorageError::Server(_)) => tokio::time::sleep(pause).await,
+            result => return result,
+        }
+    }
+    work().await
 }
 
 /// The client, started at the first use of a URL.
@@ -203,12 +220,11 @@ pub(crate) fn kind(url: &Path) -> Result<PathKind, StorageError> {
                 Err(error) => return Err(error),
             }
         }
-        let mut listed = object.service.list(Some(&object.key));
-        match listed.next().await {
-            Some(Ok(_)) => Ok(PathKind::Folder),
-            Some(Err(error)) => Err(object.error()(error)),
-            None => Err(reason),
-        }
+        let first = || async {
+            let first = object.service.list(Some(&object.key)).next().await;
+            first.transpose().map_err(object.error())
+        };
+        repeated(first).await?.map(|_| PathKind::Folder).ok_or(reason)
     })
 }
 
@@ -227,7 +243,10 @@ pub(crate) fn read(url: &Path, range: Option<(u64, u64)>) -> Result<Vec<u8>, Sto
     if let Some(bytes) = client.read_ahead.take(&object, range) {
         return bytes.map(Into::into);
     }
-    client.wait(async move { Ok(self::client()?.fetch(&object, range).await?.into()) })
+    client.wait(async move {
+        let client = self::client()?;
+        Ok(repeated(|| client.fetch(&object, range)).await?.into())
+    })
 }
 
 pub(crate) fn announce(extents: Vec<Extent>) {
@@ -242,8 +261,8 @@ pub(crate) fn list(url: &Path) -> Result<Vec<ListedObject>, StorageError> {
     let object = client.object(url)?;
     let base = url.to_string_lossy().trim_end_matches('/').to_owned();
     client.wait(async move {
-        let found: Vec<ObjectMeta> =
-            object.service.list(Some(&object.key)).try_collect().await.map_err(object.error())?;
+        let all = || async { object.service.list(Some(&object.key)).try_collect().await.map_err(object.error()) };
+        let found: Vec<ObjectMeta> = repeated(all).await?;
         let prefix = object.key.as_ref();
         let client = self::client()?;
         let mut listed = Vec::with_capacity(found.len());
@@ -265,56 +284,61 @@ pub(crate) fn list(url: &Path) -> Result<Vec<ListedObject>, StorageError> {
 pub(crate) fn download(url: &Path, to: &Path) -> Result<(), StorageError> {
     let client = client()?;
     let (object, to) = (client.object(url)?, to.to_owned());
-    client.wait(async move {
-        let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
-        let local = |error: std::io::Error| StorageError::Snapshot(format!("{}: {error}", to.display()));
-        let mut file = tokio::fs::File::create(&to).await.map_err(local)?;
-        let mut stream = found.into_stream();
-        while let Some(bytes) = stream.next().await {
-            file.write_all(&bytes.map_err(object.error())?).await.map_err(local)?;
-        }
-        file.flush().await.map_err(local)
-    })
+    client.wait(async move { repeated(|| write_file(&object, &to)).await })
+}
+
+async fn write_file(object: &RemoteObject, to: &Path) -> Result<(), StorageError> {
+    let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
+    let local = |error: std::io::Error| StorageError::Snapshot(format!("{}: {error}", to.display()));
+    let mut file = tokio::fs::File::create(to).await.map_err(local)?;
+    let mut stream = found.into_stream();
+    while let Some(bytes) = stream.next().await {
+        file.write_all(&bytes.map_err(object.error())?).await.map_err(local)?;
+    }
+    file.flush().await.map_err(local)
 }
 
 /// Copies a local file to an object, which appears when it is complete.
 pub(crate) fn upload(from: &Path, url: &Path) -> Result<(), StorageError> {
     let client = client()?;
     let (object, from) = (writable(client, url)?, from.to_owned());
-    client.wait(async move {
-        let local = |error: std::io::Error| StorageError::Snapshot(format!("{}: {error}", from.display()));
-        let mut file = tokio::fs::File::open(&from).await.map_err(local)?;
-        let first = part(&mut file).await.map_err(local)?;
-        if first.len() < PART_BYTES {
-            let put = object.service.put_opts(&object.key, first.into(), PutOptions::default());
-            return put.await.map(drop).map_err(object.error());
-        }
-        let start = object.service.put_multipart_opts(&object.key, Default::default());
-        let mut upload = start.await.map_err(object.error())?;
-        let written = async {
-            let mut parts = futures_util::stream::FuturesUnordered::new();
-            let mut next = first;
-            while !next.is_empty() {
-                parts.push(upload.put_part(PutPayload::from_bytes(next)));
-                if parts.len() == PARTS_IN_FLIGHT {
-                    parts.try_next().await.map_err(object.error())?;
-                }
-                next = part(&mut file).await.map_err(local)?;
-            }
-            while parts.try_next().await.map_err(object.error())?.is_some() {}
-            Ok(())
-        };
-        match written.await {
-            Ok(()) => upload.complete().await.map(drop).map_err(object.error()),
-            Err(error) => {
-                // The first error is reported. The service charges for parts that stay.
-                let _ = upload.abort().await;
-                Err(error)
-            }
-        }
-    })?;
-    client.forget(&client.object(url)?);
+    let written = object.clone();
+    client.wait(async move { repeated(|| read_file(&from, &written)).await })?;
+    client.forget(&object);
     Ok(())
+}
+
+async fn read_file(from: &Path, object: &RemoteObject) -> Result<(), StorageError> {
+    let local = |error: std::io::Error| StorageError::Snapshot(format!("{}: {error}", from.display()));
+    let mut file = tokio::fs::File::open(from).await.map_err(local)?;
+    let first = part(&mut file).await.map_err(local)?;
+    if first.len() < PART_BYTES {
+        let put = object.service.put_opts(&object.key, first.into(), PutOptions::default());
+        return put.await.map(drop).map_err(object.error());
+    }
+    let start = object.service.put_multipart_opts(&object.key, Default::default());
+    let mut upload = start.await.map_err(object.error())?;
+    let written = async {
+        let mut parts = futures_util::stream::FuturesUnordered::new();
+        let mut next = first;
+        while !next.is_empty() {
+            parts.push(upload.put_part(PutPayload::from_bytes(next)));
+            if parts.len() == PARTS_IN_FLIGHT {
+                parts.try_next().await.map_err(object.error())?;
+            }
+            next = part(&mut file).await.map_err(local)?;
+        }
+        while parts.try_next().await.map_err(object.error())?.is_some() {}
+        Ok(())
+    };
+    match written.await {
+        Ok(()) => upload.complete().await.map(drop).map_err(object.error()),
+        Err(error) => {
+            // The first error is reported. The service charges for parts that stay.
+            let _ = upload.abort().await;
+            Err(error)
+        }
+    }
 }
 
 /// The next part of a file; shorter than the others at its end.
@@ -359,9 +383,12 @@ pub(crate) fn read_versioned(url: &Path) -> Result<(Vec<u8>, Option<String>), St
     let client = client()?;
     let object = client.object(url)?;
     client.wait(async move {
-        let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
-        let etag = found.meta.e_tag.clone();
-        Ok((found.bytes().await.map_err(object.error())?.into(), etag))
+        let read = || async {
+            let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
+            let etag = found.meta.e_tag.clone();
+            Ok((found.bytes().await.map_err(object.error())?.into(), etag))
+        };
+        repeated(read).await
     })
 }
 

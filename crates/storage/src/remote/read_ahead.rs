@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 
-use super::{Client, RemoteObject};
+use super::{Client, RemoteObject, repeated};
 use crate::error::StorageError;
 
 /// Requests at a time. At 20 ms, that is 3,200 objects per second.
@@ -114,7 +114,7 @@ impl ReadAhead {
             state.in_flight += 1;
             state.held += bytes;
             client.runtime.spawn(async move {
-                let result = client.fetch(&object, key.range).await;
+                let result = repeated(|| client.fetch(&object, key.range)).await;
                 client.read_ahead.finish(client, key, result);
             });
         }
