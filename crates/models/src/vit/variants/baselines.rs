@@ -1,4 +1,4 @@
-//! timm's "Searching for better ViT baselines": registers, mean pooling, and shapes between those of the paper, with
+//! timm's "Searching for better ViT baselines" (SBB): registers, mean pooling, and shapes between those of the paper, with
 //! parallel blocks and differential attention among them.
 
 use super::published::*;
@@ -6,7 +6,7 @@ use crate::variant::Variant;
 use crate::vit::{BlockKind, FinalNorm, Pooling, PositionsOn, Qkv, QkvBias, Vit};
 use vit_preprocess::Preprocess;
 
-const FAMILY: &str = "ViT baselines";
+const FAMILY: &str = "SBB ViT";
 
 pub(super) fn variants() -> Vec<Variant> {
     let gap = |vit: Vit| Vit {
