@@ -103,8 +103,9 @@ pub(super) const V2: ModelType = ModelType {
         let windows = args.counts("pretrained_window_sizes")?;
         let swin = swin(args, task)?;
         let stages = swin.depths.len();
-        let windows = windows.unwrap_or(vec![0; stages]);
-        let pretrained_windows = windows.into_iter().map(|side| (side > 0).then_some([side; 2])).collect();
+        // The usual list is for four stages.
+        let windows = windows.unwrap_or_default().into_iter().chain(std::iter::repeat(0)).take(stages);
+        let pretrained_windows = windows.map(|side| (side > 0).then_some([side; 2])).collect();
         Ok(Swin { version: SwinVersion::V2 { pretrained_windows }, ..swin }.into())
     },
     names: |_| Names::new(V2_NAMES).and(NAMES),
