@@ -93,6 +93,10 @@ pub(super) fn bias_tables(graph: &Graph, weights: &Weights) -> Result<BTreeMap<S
     }
     let graph = eliminate_dead_code(&graph)?;
     let mut bindings = Bindings::new();
+    // The tables do not depend on the inputs, which are in every graph.
+    for (_, input) in graph.inputs() {
+        bindings = bindings.with(&input.name, Array::filled(input.ty.shape.clone(), 0.0));
+    }
     for (_, parameter) in graph.parameters() {
         if let Some(tensor) = weights.tensors.get(&parameter.name) {
             bindings = bindings.with(&parameter.name, Array::from_f32(parameter.shape.clone(), &tensor.data));
