@@ -107,7 +107,7 @@ fn table_of_families(families: &[(&str, Vec<Listed>)]) -> Table {
         let others = licences.len().saturating_sub(1);
         let licences = licences.first().map_or(String::new(), |first| match others {
             0 => first.to_string(),
-            _ => format!("{first}, {others} more"),
+            _ => format!("{first} +{others}"),
         });
         table.row(vec![
             family.to_string(),

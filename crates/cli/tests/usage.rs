@@ -75,8 +75,8 @@ fn the_examples_in_the_help_work() {
 #[test]
 fn without_a_command_the_help_is_shown() {
     let bare = vit::<&str>([]).code(2);
-    assert!(bare.err.contains("Usage: vit <COMMAND>") && bare.out.is_empty());
-    assert!(vit(["--help"]).code(0).out.contains("Usage: vit <COMMAND>"));
+    assert!(bare.err.contains("Usage: vit [OPTIONS] <COMMAND>") && bare.out.is_empty());
+    assert!(vit(["--help"]).code(0).out.contains("Usage: vit [OPTIONS] <COMMAND>"));
     assert!(vit(["--version"]).code(0).out.starts_with("vit "));
 }
 

@@ -114,7 +114,7 @@ impl DiskCache {
 
     /// A range, put together from cached windows of a file that was read from one end to the other.
     pub(crate) fn get_from_windows(&self, url: &str, version: &str, size: u64, range: (u64, u64)) -> Option<Vec<u8>> {
-        let (start, end) = (range.0, range.0.checked_add(range.1)?);
+        let (start, end) = (range.0, range.0.checked_add(range.1).filter(|end| *end <= size)?);
         let mut bytes = Vec::new();
         let mut at = start;
         while at < end {

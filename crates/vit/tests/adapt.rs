@@ -31,10 +31,13 @@ fn another_image_size_resamples_positions() {
         ("tv_vit", [24, 24], 1, [4, 4], 10),
     ] {
         let checkpoint = changed(case, size(to[0], to[1]));
-        let method = if case.starts_with("jax") { Resampling::Linear } else { Resampling::Bicubic };
+        let (method, name) = match case.split_once('_') {
+            Some(("jax", _)) => (Resampling::Linear, "linear"),
+            Some(("hf", _)) => (Resampling::SharpBicubic, "bicubic without antialiasing"),
+            _ => (Resampling::Bicubic, "bicubic"),
+        };
         let before = &open(case).weights.tensors["pos_embed"];
         let [_, old_tokens, dim] = before.shape[..] else { panic!("{:?}", before.shape) };
-        let name = if method == Resampling::Linear { "linear" } else { "bicubic" };
         let line = format!("pos_embed: [1, {old_tokens}, {dim}] -> [1, {tokens}, {dim}], positions resampled ({name})");
         assert_eq!(checkpoint.report, [line], "{case}");
         let expected = resample(before, prefix, Some(old), to.map(|side| side / 8), method).unwrap();

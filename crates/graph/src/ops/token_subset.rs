@@ -21,14 +21,19 @@ pub struct TokenSubset {
 }
 
 impl TokenSubset {
-    /// The kept tokens of a sample, ascending: those with the smallest random words, the first of equal ones.
-    pub fn kept(&self, seed: Seed, sample: usize, tokens: usize) -> Vec<usize> {
-        let word = |token: usize| seed.word(self.stream, (sample * tokens + token) as u64);
-        let mut ranked: Vec<(u32, usize)> = (0..tokens).map(|token| (word(token), token)).collect();
-        ranked.sort_unstable();
-        let mut kept: Vec<usize> = ranked.into_iter().take(self.keep).map(|(_, token)| token).collect();
-        kept.sort_unstable();
-        kept
+    /// The kept tokens of a sample, ascending: those with the smallest random words, the first of equal ones. `words` is
+    /// scratch with one element per token.
+    pub fn kept<'a>(&self, seed: Seed, sample: usize, words: &'a mut [u32]) -> impl Iterator<Item = usize> + 'a {
+        let (keep, tokens) = (self.keep, words.len());
+        for (token, word) in words.iter_mut().enumerate() {
+            *word = seed.word(self.stream, (sample * tokens + token) as u64);
+        }
+        let words = &*words;
+        let rank = move |token: usize| {
+            let smaller = |(other, word): (usize, &u32)| (*word, other) < (words[token], token);
+            words.iter().enumerate().filter(|&other| smaller(other)).count()
+        };
+        (0..tokens).filter(move |&token| rank(token) < keep)
     }
 
     fn check(&self, tokens: usize) -> Result<(), String> {
@@ -62,8 +67,12 @@ impl Operation for TokenSubset {
     fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
         let (x, seed) = (inputs[0], seed_of(inputs[1]));
         let [batch, tokens, width] = [0, 1, 2].map(|axis| x.shape()[axis]);
-        let rows = (0..batch).flat_map(|s| self.kept(seed, s, tokens).into_iter().map(move |token| s * tokens + token));
-        let data = rows.flat_map(|row| x.data()[row * width..][..width].to_vec()).collect();
+        let (mut data, mut words) = (Vec::new(), vec![0; tokens]);
+        for sample in 0..batch {
+            for token in self.kept(seed, sample, &mut words) {
+                data.extend_from_slice(&x.data()[(sample * tokens + token) * width..][..width]);
+            }
+        }
         vec![Array::new(outputs[0].shape.clone(), data)]
     }
 
@@ -99,8 +108,9 @@ impl Operation for TokenSubsetGrad {
         let (dy, seed, width) = (inputs[0].data(), seed_of(inputs[1]), outputs[0].shape[2]);
         let mut dx = Array::from_fn(&outputs[0].shape, |_| 0.0);
         let (tokens, keep) = (self.tokens, self.subset.keep);
+        let mut words = vec![0; tokens];
         for sample in 0..outputs[0].shape[0] {
-            for (place, token) in self.subset.kept(seed, sample, tokens).into_iter().enumerate() {
+            for (place, token) in self.subset.kept(seed, sample, &mut words).enumerate() {
                 let from = &dy[(sample * keep + place) * width..][..width];
                 dx.data_mut()[(sample * tokens + token) * width..][..width].copy_from_slice(from);
             }

@@ -67,7 +67,7 @@ pub fn to_timm(weights: Weights) -> Result<Weights, WeightsError> {
     if let Some(projection) = projection.filter(|_| trunk == Some("visual.trunk.")) {
         without_bias(&mut weights, projection)?;
     }
-    if weights.tensors.contains_key("register_tokens") {
+    if ["register_tokens", "pos_embed"].iter().all(|name| weights.tensors.contains_key(*name)) {
         fold_class_position(&mut weights)?;
     }
     Ok(weights)
