@@ -1,15 +1,15 @@
-//! The bf16x3 split: an f32 as the sum of three bf16.
+//! The bf16x3 split: an f32 as the sum of three bf16 (x3 counts parts, not products). For its limits see [`super`].
 
 use std::arch::x86_64::*;
 
 /// bf16 parts of an f32.
 pub(crate) const SPLITS: usize = 3;
 
-/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A lane
-/// holds the part of `x` in its lower half and that of `y` in its upper half.
+/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A
+/// 32-bit lane holds the part of `x` below that of `y`: the pairs along k that TDPBF16PS multiplies.
 ///
 /// # Safety
-/// The vectors must be writable.
+/// 64 bytes must be writable at `to + part * stride` for each part.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn split_bf16x3(mut x: __m512, mut y: __m512, to: *mut u8, stride: usize) {
@@ -19,7 +19,7 @@ pub(crate) unsafe fn split_bf16x3(mut x: __m512, mut y: __m512, to: *mut u8, str
         let (mut first, mut second) = (_mm512_castps_si512(x), _mm512_castps_si512(y));
         // The remainder after two parts has at most 8 mantissa bits: it is a bf16 already.
         if part + 1 < SPLITS {
-            // Rounds to the nearest bf16; the remainder may have either sign.
+            // Rounds to the nearest bf16, ties away from zero. The signed remainder has one bit less than after truncation.
             first = _mm512_and_si512(_mm512_add_epi32(first, half_ulp), upper);
             second = _mm512_and_si512(_mm512_add_epi32(second, half_ulp), upper);
             x = _mm512_sub_ps(x, _mm512_castsi512_ps(first));

@@ -1,20 +1,20 @@
-//! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the product of the
-//! previous block and their dependency chains overlap with its multiply-adds.
+//! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the weighted sums of
+//! values (P V) of the previous block: their dependency chains overlap with its multiply-adds.
 
 use std::marker::PhantomData;
 
 use crate::simd::math::exp2;
 use crate::simd::{Kernel, MAX_LANES, Simd};
 
-/// Replaces scores by `exp((score - maximum of the row) * scale)` in place and sums the rows.
+/// Replaces scores by `exp((score - maximum of the row) * scale)` in place and sums each row by lane.
 pub(super) struct Exponentials<'a> {
-    /// The next row.
+    /// The next row; `maxima` and `sums` advance with it.
     scores: *mut f32,
     stride: usize,
     /// Rows left.
     rows: usize,
     keys: usize,
-    /// With the factor that turns `exp` into `exp2`.
+    /// Multiplied by log2(e), since `exp(x) = exp2(x log2(e))`.
     scale: f32,
     maxima: *const f32,
     sums: *mut f32,
@@ -23,10 +23,10 @@ pub(super) struct Exponentials<'a> {
 
 impl<'a> Exponentials<'a> {
     /// Rows of `keys` scores that are `stride` apart and padded to whole vectors with minus infinity; `sums` receives a
-    /// sum for each row and lane, `[rows][LANES]`.
+    /// sum for each row and lane, `[rows][S::LANES]`, and has room for `MAX_LANES` per row.
     ///
     /// # Panics
-    /// If a slice is too short.
+    /// If a slice or the stride is too short.
     #[inline(always)]
     pub fn new(
         [rows, keys]: [usize; 2],

@@ -120,12 +120,13 @@ impl Gpu {
         check(unsafe { cu::cuCtxSetCurrent(self.context) }, "choosing the GPU")
     }
 
-    /// The algorithms of matrix products.
+    /// The cuBLASLt algorithms chosen for matrix products so far.
     pub fn choices(&self) -> MutexGuard<'_, AlgorithmChoices> {
         self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Compiles, on all cores, and loads the variants that are not loaded yet. The context must be current.
+    /// Loads the variants that are not loaded yet; those not in the cache are compiled, on all cores. The context must be
+    /// current.
     pub fn load(&self, variants: &[KernelVariant]) -> Result<(), GraphError> {
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut missing: Vec<&KernelVariant> = Vec::new();

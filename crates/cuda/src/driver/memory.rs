@@ -13,12 +13,13 @@ pub(crate) const ALIGNMENT: usize = 256;
 /// One allocation of device memory.
 pub(crate) struct DeviceBuffer {
     gpu: Arc<Gpu>,
+    /// 0 if the buffer is empty.
     pub address: u64,
     pub bytes: usize,
 }
 
 impl DeviceBuffer {
-    /// Allocates memory for `what`, which the error names where there is not enough.
+    /// Allocates device memory. The out-of-memory error says that it was for `what`.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize, what: &str) -> Result<Self, GraphError> {
         gpu.enter()?;
         let mut address = 0;
@@ -61,7 +62,8 @@ impl DeviceBuffer {
         check(unsafe { cu::cuStreamSynchronize(std::ptr::null_mut()) }, "copying to the GPU")
     }
 
-    /// Copies from an address in this buffer and waits for the copy.
+    /// Copies from an address in this buffer and waits for the copy, but not for other streams: the caller must have
+    /// synchronised those that write the range.
     pub fn download(&self, address: u64, into: &mut [u8]) -> Result<(), GraphError> {
         if into.is_empty() {
             return Ok(());
@@ -98,8 +100,8 @@ impl PinnedBuffer {
         Ok(PinnedBuffer { gpu: gpu.clone(), start: start.cast(), bytes })
     }
 
-    /// Fills `bytes` bytes from `offset` on with the parts, one after the other, and then zeros; returns their address.
-    /// Earlier copies from this range must be complete.
+    /// Fills `bytes` bytes from `offset` on with the concatenated parts, which must fit, and zeros after them. Returns
+    /// the address of the first byte. Earlier copies from this range must be complete.
     pub fn write(&mut self, offset: usize, parts: &[&[u8]], bytes: usize) -> *const std::ffi::c_void {
         assert!(offset + bytes <= self.bytes, "an input stays inside its buffer");
         // SAFETY: the range lies in the buffer, which `self` borrows exclusively.

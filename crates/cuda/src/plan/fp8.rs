@@ -62,7 +62,7 @@ pub(crate) struct Fp8Layers {
 }
 
 impl Fp8Layers {
-    /// `constant`: the nodes that follow from parameters and constants alone.
+    /// `constant`: the nodes that depend only on constants and on parameters that runs do not update.
     pub fn new(graph: &Graph, constant: &[bool]) -> Self {
         let mut fp8 = Fp8Layers::default();
         let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();

@@ -1,4 +1,4 @@
-//! Planning of a graph before any memory of the GPU is allocated: storage types, fusion, addresses.
+//! Planning of a graph before GPU memory is allocated: storage types, fusion, and offsets in the two buffers.
 
 pub(crate) mod fp8;
 mod fusion;

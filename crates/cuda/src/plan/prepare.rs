@@ -1,4 +1,4 @@
-//! A graph planned for the GPU before any memory is allocated: storage types, fusion, addresses, and the memory it
+//! A graph planned for the GPU before any memory is allocated: storage types, fusion, offsets, and the memory it
 //! needs.
 
 use std::collections::{HashMap, HashSet};
@@ -32,7 +32,8 @@ pub(crate) struct Profile {
 /// allocation.
 const PLACEHOLDER: u64 = 1 << 40;
 
-/// The addresses of the arena and of the buffer of stored values.
+/// The addresses of the arena, which holds the values of one run, and of the buffer of stored values, which persist
+/// between runs: parameters, constants, values computed once, quantisation scales, tables.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bases {
     pub arena: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Bases {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct StoredForms {
     pub f32: Option<usize>,
-    /// The 16-bit type of the precision.
+    /// In the 16-bit type of the precision, bf16 or f16.
     pub half: Option<usize>,
     pub e4m3: Option<usize>,
 }
@@ -54,19 +55,19 @@ pub(crate) struct Prepared {
     pub profile: Profile,
     pub storages: Storages,
     pub groups: FusionGroups,
-    /// The nodes that follow from parameters and constants alone, and are computed once.
+    /// The nodes that depend only on constants and on parameters that runs do not update, so they are computed once.
     pub constant: Vec<bool>,
     /// The nodes that need a kernel.
     computes: Vec<bool>,
     /// The number of uses of each value ([`Graph::uses`]).
     uses: Vec<Vec<usize>>,
-    /// New values that overwrite the parameters that they update.
+    /// New values that overwrite the parameter that they update, each mapped to that parameter.
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and the outputs of constant nodes.
     pub stored: HashMap<Value, StoredForms>,
-    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] after each is its inverse.
+    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] bytes further is the inverse.
     pub scales: HashMap<Value, usize>,
-    /// The offset of each node's tables.
+    /// The offset, in the buffer of stored values, of the constant tables that a node's kernels read, uploaded once.
     tables: HashMap<NodeId, usize>,
     pub plan: MemoryPlan,
     pub stored_bytes: usize,
@@ -125,25 +126,25 @@ impl Prepared {
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
             in_place: &|_| true,
             runs_with: &|node| p.groups.runs_with(node),
-            // Exact fits help the private caches of CPUs alone.
+            // No limit: placing a buffer only where one of its size was helps the private caches of CPU cores only.
             exact_fit_from: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_requirements(&prepared.graph, requirements);
         Ok(prepared)
     }
 
-    /// The memory of the executable.
+    /// The memory that the executable keeps; while it is created, `constant_scratch` comes on top.
     pub fn memory(&self) -> Memory {
         Memory { stored_bytes: self.stored_bytes, arena_bytes: self.plan.arena_bytes }
     }
 
-    /// For the error of a training step that does not fit.
+    /// Whether a training step recomputes activations, for the hint of an out-of-memory error; `None` for inference.
     pub fn training(&self) -> Option<Training> {
         let recomputes = self.graph.nodes().iter().any(|node| node.phase == Phase::Recompute);
         (!self.graph.updates().is_empty()).then_some(Training { recomputes })
     }
 
-    /// Whether a value is stored outside the arena.
+    /// Whether a value has a place of its own in the buffer of stored values.
     fn is_stored(&self, root: Value) -> bool {
         self.constant[root.node] || matches!(self.graph.node(root.node).op, Op::Parameter(_))
     }
@@ -222,8 +223,8 @@ impl Prepared {
         }
     }
 
-    /// The requests of a node, or of the group that it leads; `None` where neither computes anything. `bases` come with
-    /// the address of the node's scratch memory; without them, addresses are placeholders.
+    /// The requests of a node, or of the group that it leads; `None` if it computes nothing or another node leads it.
+    /// `bases` come with the address of the node's scratch memory; without them, addresses are placeholders.
     pub fn emit(&self, id: NodeId, bases: Option<(&Bases, u64)>) -> Result<Option<Emitter>, GraphError> {
         if !self.computes[id] || self.groups.runs_with(id) != id {
             return Ok(None);
@@ -254,7 +255,8 @@ impl Prepared {
         Ok(Some(emitter))
     }
 
-    /// The requests that compute the quantisation scales of activations, after all constants.
+    /// The requests that compute the quantisation scales of activations; they must run after the constant nodes. The
+    /// weights have theirs already.
     pub fn scale_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
         let addresses = self.scales.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
         self.storages.fp8.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)

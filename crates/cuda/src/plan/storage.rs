@@ -68,7 +68,7 @@ pub(crate) struct Storages {
 }
 
 impl Storages {
-    /// `constant`: the nodes that follow from parameters and constants alone, which are f32.
+    /// `constant`: the nodes that depend only on constants and on parameters that runs do not update; they are f32.
     pub fn new(graph: &Graph, precision: Precision, constant: &[bool]) -> Self {
         let mut values: Vec<Vec<Storage>> = graph.nodes().iter().map(|n| vec![Storage::F32; n.outputs.len()]).collect();
         let mut fp8 = Fp8Layers::default();

@@ -5,16 +5,17 @@ use vit_graph::GraphError;
 
 use crate::driver::check;
 
-/// A tensor `[batch, tokens, heads, head]` of 16-bit elements. A box has [`box_columns`] columns of `rows` tokens of
-/// one head.
+/// A tensor `[batch, tokens, heads, head_dim]` of 16-bit elements. A box has `rows` tokens of one head, and of each token
+/// [`box_columns`] elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TensorMap {
     pub address: u64,
     pub batch: usize,
     pub tokens: usize,
     pub heads: usize,
+    /// The width of a head, head_dim.
     pub head: usize,
-    /// Elements from one token to the next.
+    /// Elements from one token to the next; the heads of a token are contiguous, and so are the images of a batch.
     pub stride: usize,
     /// Tokens of a box.
     pub rows: usize,
@@ -31,7 +32,7 @@ pub(crate) fn box_columns(head: usize) -> usize {
 }
 
 impl TensorMap {
-    /// The `CUtensorMap` that a kernel takes. The driver checks the address, so it must be the final one.
+    /// The `CUtensorMap` that a kernel takes. It contains the address, so that must be the final one.
     pub fn encode(&self) -> Result<[u64; 16], GraphError> {
         use cu::CUtensorMapSwizzle_enum as Swizzle;
         let columns = box_columns(self.head);

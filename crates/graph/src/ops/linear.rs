@@ -14,7 +14,7 @@ use crate::{GraphError, Type};
 pub struct Linear {
     /// Whether there is a bias input.
     pub bias: bool,
-    /// The activation of the sum.
+    /// The activation of `x Wᵀ + bias`.
     pub activation: Option<Activation>,
     /// Whether there is a layer-scale input.
     pub scale: bool,
@@ -47,7 +47,7 @@ impl Operation for Linear {
         "linear"
     }
 
-    /// `linear+gelu+scale+residual`, in the order of the epilogue; the bias is left out.
+    /// `linear+gelu+scale+residual`, in the order of the epilogue; bias and int8 are left out.
     fn label(&self) -> String {
         let mut label = self.name().to_string();
         label.extend(self.activation.map(|a| format!("+{}", a.name())));
@@ -162,7 +162,7 @@ impl Operation for Linear {
 pub struct LinearWithDerivative {
     /// Whether there is a bias input.
     pub bias: bool,
-    /// The activation of the sum.
+    /// The activation of `x Wᵀ + bias`.
     pub activation: Activation,
 }
 

@@ -1,5 +1,5 @@
-//! Dead code elimination by token. Where the head reads one token of a sequence, the last block needs the keys and
-//! values of all tokens, but the queries, their attention and everything after it only of that token.
+//! Dead code elimination by token. Where the head reads one token of a sequence, the last block must compute keys and
+//! values for all tokens, but queries, attention and everything after it for that token only.
 
 use std::ops::Range;
 
@@ -10,9 +10,10 @@ use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 /// The axis of tokens in `[batch, tokens, width]`.
 const TOKENS: usize = 1;
 
-/// A sequence `[batch, tokens, width]` of which consumers read only a range of tokens → the same operation on that
-/// range, if it has at most half of the tokens. The range is copied out of the operation's inputs; mean pooling, which
-/// skips only the class token, would copy nearly everything to save one token.
+/// Where consumers read only a range of tokens of `[batch, tokens, width]`, and the operation computes each token
+/// independently (`Operation::row_inputs`): computes only that range, if it has at most half of the tokens. The range is
+/// copied out of the operation's inputs; mean pooling, which skips only the class token, would copy nearly everything to
+/// save one token.
 ///
 /// Apply it before differentiating, since gradients read whole sequences.
 pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
@@ -21,7 +22,7 @@ pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
     let mut copy = GraphCopy::of(graph);
     for (id, node) in graph.nodes().iter().enumerate() {
         match &node.op {
-            // `narrow_attention` adds the three parts.
+            // `narrow_attention` inserts three linear layers in place of this one.
             _ if live.split[id] => {}
             Op::Attention(attention) if live.is_narrowed(id) => {
                 let value = narrow_attention(&mut copy, &live, id, attention)?;
@@ -44,14 +45,16 @@ pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
             _ => copy.copy_node(id)?,
         }
     }
-    // Drops the taps of narrowed values, since a tap is the whole value. Graph outputs are never narrowed.
+    // Drops the taps (named intermediates that can be requested as outputs) of narrowed values, since a tap stands for
+    // the whole value. Graph outputs are never narrowed.
     for id in (0..graph.nodes().len()).filter(|&id| live.is_narrowed(id)) {
         copy.mapping[id].fill(None);
     }
     copy.finish()
 }
 
-/// The tokens of every node's first output that are computed: a range with all those that its consumers read.
+/// For every node, the tokens of its first output that are computed: the smallest range with all that consumers read if
+/// the node is narrowed, else all.
 struct LiveTokens<'a> {
     graph: &'a Graph,
     computed: Vec<Range<usize>>,
@@ -115,7 +118,8 @@ impl<'a> LiveTokens<'a> {
         self.slices_tokens(input, slice) && input.output == 0 && self.is_narrowed(input.node)
     }
 
-    /// These tokens of an old value in the new graph, for the `consumer` that reads them.
+    /// The tokens `range` (in the old graph) of an old value, as a value of the new graph. A slice that this needs gets the
+    /// scope and phase of `consumer`.
     fn take(
         &self,
         copy: &mut GraphCopy,
