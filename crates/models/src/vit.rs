@@ -233,7 +233,7 @@ impl Vit {
     }
 }
 
-/// What a block depends on besides the tokens.
+/// The inputs of a block other than its tokens.
 struct BlockInputs {
     /// Its index.
     depth: usize,

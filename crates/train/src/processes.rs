@@ -90,7 +90,7 @@ impl Processes {
             return Some(format!("the run {what}, so it has at most {parts} processes and not {size}"));
         }
         (group.reduce == Reduce::Tree && !size.is_power_of_two())
-            .then(|| format!("{size} is not a power of two; only then the sums are those of one process"))
+            .then(|| format!("{size} is not a power of two, which sums in a fixed order need; start {less} or {more} processes, or choose the fast reduction", less = size.next_power_of_two() / 2, more = size.next_power_of_two()))
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Communicator>> {

@@ -19,7 +19,8 @@ const MAX_CONSECUTIVE_FAILURES: usize = 1000;
 /// Values that a thread prepares before it locks a batch, for small images.
 const VALUES_PER_TASK: usize = 1 << 16;
 
-/// Samples that are announced ahead, besides those of the next batch. At 20 ms, that is enough for 12,800 per second.
+/// Samples whose reads are announced ahead of time, after those of the next batch. With a latency of 20 ms per read, 256
+/// in flight give 12,800 samples per second.
 const ANNOUNCED_SAMPLES: usize = 256;
 
 /// The state that the consumer and the worker threads share.

@@ -208,7 +208,10 @@ impl Setup {
             ));
         }
         let Some(reason) = processes.misfit(recipe.parts) else { return Ok(()) };
-        let way_out = if open { format!("; choose a batch that is a multiple of {size}") } else { String::new() };
+        let way_out = match open && size > recipe.parts {
+            true => format!("; choose a batch that is a multiple of {}", size.next_power_of_two()),
+            false => String::new(),
+        };
         Err(TrainError::Unsuitable(format!("{reason}{way_out}")))
     }
 
