@@ -10,7 +10,7 @@ use vit_system::host::{FreeMemory, MemoryLimit};
 use crate::driver::info::DeviceInfo;
 use crate::driver::libraries::Unavailable;
 use crate::driver::{Gpu, NAME, error};
-use crate::plan::prepare::{Prepared, Profile};
+use crate::plan::prepare::{LoweringTarget, Prepared};
 use crate::run::exchange::GpuExchange;
 use crate::run::executable::CudaExecutable;
 
@@ -67,18 +67,18 @@ impl Cuda {
         if !graph.updates().is_empty() && !self.precision.trains() {
             return Err(error(format!("{} is for inference; train in bf16, tf32 or f32", self.precision)));
         }
-        let profile = Profile {
+        let target = LoweringTarget {
             precision: self.precision,
             multiprocessors: self.gpu.info.multiprocessors,
             hopper: self.gpu.target.is_hopper(),
         };
-        Prepared::new(rewritten(graph)?, profile)
+        Prepared::new(rewritten(graph)?, target)
     }
 }
 
 /// The memory that a graph needs on an H100 or H200, planned without one.
 pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Memory, GraphError> {
-    Ok(Prepared::new(rewritten(graph)?, Profile { precision, multiprocessors: 132, hopper: true })?.memory())
+    Ok(Prepared::new(rewritten(graph)?, LoweringTarget { precision, multiprocessors: 132, hopper: true })?.memory())
 }
 
 impl Device for Cuda {
@@ -99,11 +99,11 @@ impl Device for Cuda {
     }
 
     fn algorithms(&self) -> Algorithms {
-        self.gpu.choices().record(&self.gpu.info)
+        self.gpu.gemm_algorithms().record(&self.gpu.info)
     }
 
     fn use_algorithms(&self, algorithms: &Algorithms) {
-        self.gpu.choices().restore(algorithms);
+        self.gpu.gemm_algorithms().restore(algorithms);
     }
 
     fn free_memory(&self) -> Option<FreeMemory> {

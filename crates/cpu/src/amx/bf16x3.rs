@@ -13,15 +13,15 @@ pub(crate) const SPLITS: usize = 3;
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn split_bf16x3(mut x: __m512, mut y: __m512, to: *mut u8, stride: usize) {
-    let half_ulp = _mm512_set1_epi32(0x8000);
+    let half_bf16_ulp = _mm512_set1_epi32(0x8000);
     let upper = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
     for part in 0..SPLITS {
         let (mut first, mut second) = (_mm512_castps_si512(x), _mm512_castps_si512(y));
         // The remainder after two parts has at most 8 mantissa bits: it is a bf16 already.
         if part + 1 < SPLITS {
             // Rounds to the nearest bf16, ties away from zero. The signed remainder has one bit less than after truncation.
-            first = _mm512_and_si512(_mm512_add_epi32(first, half_ulp), upper);
-            second = _mm512_and_si512(_mm512_add_epi32(second, half_ulp), upper);
+            first = _mm512_and_si512(_mm512_add_epi32(first, half_bf16_ulp), upper);
+            second = _mm512_and_si512(_mm512_add_epi32(second, half_bf16_ulp), upper);
             x = _mm512_sub_ps(x, _mm512_castsi512_ps(first));
             y = _mm512_sub_ps(y, _mm512_castsi512_ps(second));
         }

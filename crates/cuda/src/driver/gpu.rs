@@ -53,7 +53,7 @@ pub(crate) struct Gpu {
     pub info: DeviceInfo,
     pub target: compile::CompileTarget,
     pub lt: lt::cublasLtHandle_t,
-    choices: Mutex<AlgorithmChoices>,
+    gemm_algorithms: Mutex<AlgorithmChoices>,
     device: cu::CUdevice,
     context: cu::CUcontext,
     modules: Mutex<HashMap<KernelVariant, Module>>,
@@ -110,8 +110,8 @@ impl Gpu {
                 return Err(Unavailable::Driver(format!("cuBLASLt does not start ({status:?})")));
             }
         }
-        let choices = Mutex::new(AlgorithmChoices::cached(&info));
-        Ok(Gpu { info, target, lt: handle, choices, device, context, modules: Mutex::default() })
+        let gemm_algorithms = Mutex::new(AlgorithmChoices::cached(&info));
+        Ok(Gpu { info, target, lt: handle, gemm_algorithms, device, context, modules: Mutex::default() })
     }
 
     /// Makes the GPU's context current in this thread.
@@ -121,8 +121,8 @@ impl Gpu {
     }
 
     /// The cuBLASLt algorithms chosen for matrix products so far.
-    pub fn choices(&self) -> MutexGuard<'_, AlgorithmChoices> {
-        self.choices.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    pub fn gemm_algorithms(&self) -> MutexGuard<'_, AlgorithmChoices> {
+        self.gemm_algorithms.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Loads the variants that are not loaded yet; those not in the cache are compiled, on all cores. The context must be

@@ -96,10 +96,10 @@ pub(crate) unsafe fn choose(
     mut matmul: CublasMatmul,
 ) -> Result<Option<CublasMatmul>, GraphError> {
     let key = product.key();
-    let mut choices = gpu.choices();
-    let chosen = choices.find(&key).find(|algorithm| matmul.accepts(gpu, algorithm)).copied();
+    let mut algorithms = gpu.gemm_algorithms();
+    let chosen = algorithms.find(&key).find(|algorithm| matmul.accepts(gpu, algorithm)).copied();
     if let Some(algorithm) = chosen {
-        choices.used.insert(key, algorithm);
+        algorithms.used.insert(key, algorithm);
         matmul.algorithm = algorithm;
         return Ok(Some(matmul));
     }
@@ -122,9 +122,9 @@ pub(crate) unsafe fn choose(
     }
     let Some((_, algorithm)) = best else { return Ok(None) };
     if candidates.len() > 1 {
-        choices.remember(key.clone(), algorithm);
+        algorithms.remember(key.clone(), algorithm);
     }
-    choices.used.insert(key, algorithm);
+    algorithms.used.insert(key, algorithm);
     matmul.algorithm = algorithm;
     Ok(Some(matmul))
 }

@@ -34,8 +34,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     columns[i] = from_float<Y>(v);
 }
 
-// The transpose of im2col: every pixel sums the elements that im2col copied from it, in a fixed order. Output o has the
-// pixel under tap k if o * stride = pixel + pad - k * dilation, the offset below.
+// The transpose of im2col: every pixel sums the elements that im2col copied from it, in the order of the filter's taps.
+// Output position o reads the pixel at tap k if o * stride = pixel + pad - k * dilation (`offset_y`, `offset_x`).
 extern "C" __global__ void __launch_bounds__(THREADS)
     col2im(const X* columns, Y* image, const ConvShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;

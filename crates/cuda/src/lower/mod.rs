@@ -31,7 +31,7 @@ use vit_graph::{Hint, Shape};
 use crate::Precision;
 use crate::compile::{self, KernelVariant};
 use crate::driver::memory::ALIGNMENT;
-use crate::plan::prepare::Profile;
+use crate::plan::prepare::LoweringTarget;
 use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::{KernelLaunch, Request};
@@ -118,7 +118,7 @@ impl Emitter {
     pub fn new(
         inputs: Vec<Operand>,
         outputs: Vec<Operand>,
-        Profile { precision, multiprocessors, hopper }: Profile,
+        LoweringTarget { precision, multiprocessors, hopper }: LoweringTarget,
         [scratch, tables]: [u64; 2],
     ) -> Self {
         Emitter {

@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
     use crate::Precision;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
 
     fn from_e4m3(bits: u8) -> f32 {
         let size = f32::from_bits(u32::from(bits & 0x7f) << 20) * 2f32.powi(120);
@@ -320,7 +320,7 @@ mod tests {
         graph.retain_outputs(|name| name == "logits");
         let graph =
             rewrite::fuse_linear(&rewrite::patchify(&rewrite::eliminate_dead_code(&graph).unwrap()).unwrap()).unwrap();
-        Prepared::new(graph, Profile { precision, multiprocessors: 132, hopper: true }).unwrap()
+        Prepared::new(graph, LoweringTarget { precision, multiprocessors: 132, hopper: true }).unwrap()
     }
 
     #[test]

@@ -276,15 +276,15 @@ mod tests {
 
     use crate::Precision;
     use crate::device::rewritten;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
 
     /// The launches of a training step, by name.
     fn steps(drop_path: f32) -> Vec<String> {
         let mut architecture = vit_models::variant("vit_tiny_patch16_224").unwrap().architecture;
         architecture.set_drop_path(drop_path);
         let graph = TrainingStep::new(&architecture, 2, StepOptions::default()).unwrap().graph;
-        let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
-        let prepared = Prepared::new(rewritten(&graph).unwrap(), profile).unwrap();
+        let target = LoweringTarget { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+        let prepared = Prepared::new(rewritten(&graph).unwrap(), target).unwrap();
         let emitted = |id| Some((id, prepared.emit(id, None).unwrap()?));
         let all = (0..prepared.graph.nodes().len()).filter_map(emitted);
         all.flat_map(|(id, e)| vec![prepared.info(id, &e).op; e.requests.len()]).collect()

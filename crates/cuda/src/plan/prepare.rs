@@ -21,7 +21,7 @@ use crate::run::launch::Request;
 
 /// The precision and the properties of a GPU that lowering depends on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Profile {
+pub(crate) struct LoweringTarget {
     pub precision: Precision,
     pub multiprocessors: usize,
     /// Whether kernels with wgmma and TMA can run.
@@ -52,7 +52,7 @@ pub(crate) struct StoredForms {
 /// A graph with its memory planned.
 pub(crate) struct Prepared {
     pub graph: Graph,
-    pub profile: Profile,
+    pub target: LoweringTarget,
     pub storages: Storages,
     pub groups: FusionGroups,
     /// The nodes that depend only on constants and on parameters that runs do not update, so they are computed once.
@@ -76,11 +76,11 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    pub fn new(graph: Graph, profile: Profile) -> Result<Self, GraphError> {
+    pub fn new(graph: Graph, target: LoweringTarget) -> Result<Self, GraphError> {
         let uses = graph.uses();
         let computes = computed_nodes(&graph);
         let constant = constant_nodes(&graph);
-        let storages = Storages::new(&graph, profile.precision, &constant);
+        let storages = Storages::new(&graph, target.precision, &constant);
         let in_place = in_place_updates(&graph, |_| true);
         let runs: Vec<bool> = computes.iter().zip(&constant).map(|(c, k)| *c && !k).collect();
         let groups = FusionGroups::new(&graph, &runs, &in_place);
@@ -88,7 +88,7 @@ impl Prepared {
             // Replaced below, when the scratch memory of all nodes is known.
             plan: MemoryPlan::new(&Graph::new(), |_| 0, |_| false),
             graph,
-            profile,
+            target,
             storages,
             groups,
             constant,
@@ -174,7 +174,7 @@ impl Prepared {
                 let mut forms = StoredForms::default();
                 let offsets = [
                     (Some(Storage::F32), &mut forms.f32),
-                    (Storage::half(self.profile.precision), &mut forms.half),
+                    (Storage::half(self.target.precision), &mut forms.half),
                     (Some(Storage::E4m3), &mut forms.e4m3),
                 ];
                 for (form, offset) in offsets {
@@ -243,7 +243,7 @@ impl Prepared {
         };
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
         let regions = bases.map_or([PLACEHOLDER; 2], |(bases, scratch)| [scratch, bases.stored + table]);
-        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.profile, regions);
+        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.target, regions);
         emitter.training = !self.graph.updates().is_empty();
         match group {
             Some(group) => group.lower(&self.graph, &mut emitter),

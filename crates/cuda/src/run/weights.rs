@@ -55,7 +55,7 @@ fn upload_floats(p: &Prepared, stored: &DeviceBuffer, value: Value, elements: &[
     let (forms, base) = (p.stored[&value], stored.address);
     upload_words(p, stored, value, bytemuck::cast_slice(elements))?;
     if let Some(offset) = forms.half {
-        let halves: Vec<u16> = match Storage::half(p.profile.precision) {
+        let halves: Vec<u16> = match Storage::half(p.target.precision) {
             Some(Storage::F16) => elements.iter().map(|&v| f16::from_f32(v).to_bits()).collect(),
             _ => elements.iter().map(|&v| bf16::from_f32(v).to_bits()).collect(),
         };
@@ -98,7 +98,7 @@ fn half_copies(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
     outputs
         .filter_map(|(output, ty)| {
             let forms = p.stored.get(&Value { node, output })?;
-            let half = Storage::half(p.profile.precision)?;
+            let half = Storage::half(p.target.precision)?;
             let (from, to) = (base + forms.f32? as u64, base + forms.half? as u64);
             Some(Request::Kernel(conversion((from, Storage::F32), (to, half), ty.shape.elements())))
         })

@@ -71,13 +71,13 @@ impl<'a> LiveTokens<'a> {
             (0..nodes.len()).map(|id| 0..tokens(graph, Value { node: id, output: 0 })).collect();
         let mut live = LiveTokens { graph, computed: all.clone(), split: vec![false; nodes.len()] };
         let mut read: Vec<Option<Range<usize>>> = vec![None; nodes.len()];
-        let reads = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
+        let mark_read = |read: &mut Vec<Option<Range<usize>>>, value: Value, range: Range<usize>| {
             let range = if value.output == 0 { range } else { all[value.node].clone() };
             let slot = &mut read[value.node];
             *slot = Some(slot.take().map_or(range.clone(), |r| r.start.min(range.start)..r.end.max(range.end)));
         };
         for value in graph.outputs().iter().map(|(_, v)| v).chain(graph.updates().iter().map(|(_, v)| v)) {
-            reads(&mut read, *value, all[value.node].clone());
+            mark_read(&mut read, *value, all[value.node].clone());
         }
         for (id, node) in nodes.iter().enumerate().rev() {
             let by_row = row_inputs(graph, node);
@@ -98,7 +98,7 @@ impl<'a> LiveTokens<'a> {
                     _ if narrow && by_row.as_ref().is_some_and(|f| f[i]) => live.computed[id].clone(),
                     _ => all[input.node].clone(),
                 };
-                reads(&mut read, input, range);
+                mark_read(&mut read, input, range);
             }
         }
         live

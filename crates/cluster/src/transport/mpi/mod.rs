@@ -217,7 +217,7 @@ impl World {
     ) -> Result<(), Failure> {
         let constants = &self.library.constants;
         let mut requests = Vec::new();
-        let mut started = Ok(());
+        let mut posted = Ok(());
         for Incoming { from, bytes } in incoming {
             for part in bytes.chunks_mut(LARGEST) {
                 let mut handle = 0;
@@ -237,7 +237,7 @@ impl World {
                 };
                 match code {
                     0 => requests.push(Request { handle, peer: *from, receives: Some(part.len()) }),
-                    _ => started = Err(self.error(*from, code)),
+                    _ => posted = Err(self.error(*from, code)),
                 }
             }
         }
@@ -251,11 +251,11 @@ impl World {
                 };
                 match code {
                     0 => requests.push(Request { handle, peer: to, receives: None }),
-                    _ => started = Err(self.error(to, code)),
+                    _ => posted = Err(self.error(to, code)),
                 }
             }
         }
-        let result = started.and_then(|()| self.complete(&mut requests, poll));
+        let result = posted.and_then(|()| self.complete(&mut requests, poll));
         if result.is_err() {
             self.abandon(requests);
         }

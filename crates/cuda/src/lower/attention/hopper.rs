@@ -32,7 +32,7 @@ impl AttentionCall {
 
     fn map(&self, address: u64, tokens: usize, stride: usize, rows: usize) -> TensorMap {
         let Extents { batch, heads, head, .. } = self.extents;
-        TensorMap { address, batch, tokens, heads, head, stride, rows }
+        TensorMap { address, batch, tokens, heads, head_dim: head, token_stride: stride, rows }
     }
 
     fn sizes(&self, arguments: KernelArguments) -> KernelArguments {
@@ -158,13 +158,13 @@ mod tests {
     use vit_train::{Optimiser, TrainingStep};
 
     use crate::Precision;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
 
     /// The attentions of a training step, and how many of them and of their gradients are computed by tensor cores.
     fn attentions(precision: Precision, hopper: bool) -> (usize, usize) {
         let architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
         let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
-        let prepared = Prepared::new(step.graph, Profile { precision, multiprocessors: 132, hopper }).unwrap();
+        let prepared = Prepared::new(step.graph, LoweringTarget { precision, multiprocessors: 132, hopper }).unwrap();
         let operations: Vec<String> = (0..prepared.graph.nodes().len())
             .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
             .filter(|op| op.starts_with("attention"))

@@ -281,7 +281,7 @@ mod tests {
 
     use super::*;
     use crate::Precision;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
     use crate::run::launch::Request;
 
     #[test]
@@ -289,8 +289,8 @@ mod tests {
         for model in ["swin_tiny_patch4_window7_224", "coatnet_0_rw_224"] {
             let architecture = variant(model).unwrap().architecture;
             let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
-            let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
-            let prepared = Prepared::new(step.graph, profile).unwrap();
+            let target = LoweringTarget { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+            let prepared = Prepared::new(step.graph, target).unwrap();
             let operations: Vec<String> = (0..prepared.graph.nodes().len())
                 .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
                 .filter(|op| op.starts_with("attention"))
@@ -305,8 +305,8 @@ mod tests {
         graph.retain_outputs(|name| name == "logits");
         let graph = crate::device::rewritten(&graph).unwrap();
         let kernels = |precision: Precision, source: &KernelSource| {
-            let profile = Profile { precision, multiprocessors: 132, hopper: false };
-            let prepared = Prepared::new(graph.clone(), profile).unwrap();
+            let target = LoweringTarget { precision, multiprocessors: 132, hopper: false };
+            let prepared = Prepared::new(graph.clone(), target).unwrap();
             let emitters = (0..prepared.graph.nodes().len()).filter_map(|id| prepared.emit(id, None).unwrap());
             let found =
                 |request: &Request| matches!(request, Request::Kernel(k) if k.variant.source.name == source.name);

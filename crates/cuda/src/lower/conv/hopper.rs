@@ -252,14 +252,14 @@ mod tests {
     use vit_train::{Optimiser, TrainingStep};
 
     use crate::Precision;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
 
     /// The operations of a training step.
     fn operations(model: &str, precision: Precision) -> Vec<String> {
         let architecture = variant(model).unwrap().architecture;
         let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
         let graph = crate::device::rewritten(&step.graph).unwrap();
-        let prepared = Prepared::new(graph, Profile { precision, multiprocessors: 132, hopper: true }).unwrap();
+        let prepared = Prepared::new(graph, LoweringTarget { precision, multiprocessors: 132, hopper: true }).unwrap();
         (0..prepared.graph.nodes().len())
             .filter_map(|id| prepared.emit(id, None).unwrap().map(|emitter| prepared.info(id, &emitter).op))
             .collect()
