@@ -1,5 +1,6 @@
 //! The machine a process runs on and its files: free memory, files that are safe to open, files that are written
-//! whole or not at all, lines of CSV, hashes, and the cache folder. It depends on no other crate of the workspace.
+//! whole or not at all, NumPy's arrays, lines of CSV, hashes, and the cache folder. It depends on no other crate of the
+//! workspace.
 //!
 //! ```
 //! use vit_system::{atomic_file, regular_file};
@@ -15,6 +16,7 @@ pub mod atomic_file;
 mod csv_line;
 pub mod hash;
 pub mod host;
+pub mod npy;
 pub mod regular_file;
 
 use std::path::PathBuf;

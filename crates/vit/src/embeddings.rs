@@ -6,8 +6,8 @@ mod parquet;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use vit_models::weights::{npy, safetensors};
-use vit_system::atomic_file;
+use vit_models::weights::safetensors;
+use vit_system::{atomic_file, npy};
 
 use crate::Error;
 

@@ -9,8 +9,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use vit_data::{Image, Region};
 use vit_insight::{Explanation, Map, Page, PageEntry, Subject, explanation_sheet, side_by_side_png};
-use vit_models::weights::npy;
-use vit_system::atomic_file;
+use vit_system::{atomic_file, npy};
 
 use crate::images::Source;
 

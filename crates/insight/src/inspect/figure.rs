@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use serde_json::Value;
-use vit_models::weights::npy;
 use vit_plot::Scene;
-use vit_system::atomic_file;
+use vit_system::{atomic_file, npy};
 
 use crate::InsightError;
 
@@ -53,7 +52,7 @@ impl Figure {
                 FigureData::Json(value) => write("json", format!("{value:#}\n").as_bytes())?,
                 FigureData::Npy(shape, values) => {
                     let mut bytes = Vec::new();
-                    let array = npy::start(&mut bytes, shape).and_then(|()| npy::append(&mut bytes, values));
+                    let array = npy::start(&mut bytes, "<f4", shape).and_then(|()| npy::append(&mut bytes, values));
                     array.map_err(InsightError::of(folder))?;
                     write("npy", &bytes)?;
                 }

@@ -15,7 +15,6 @@
 mod element;
 mod error;
 pub mod names;
-pub mod npy;
 pub mod npz;
 pub mod patch_filters;
 pub mod pickle;
