@@ -106,6 +106,10 @@ impl Device for Cuda {
         self.gpu.gemm_algorithms().restore(algorithms);
     }
 
+    fn connect(&self) -> Result<(), GraphError> {
+        self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.connect(&self.gpu))
+    }
+
     fn free_memory(&self) -> Option<FreeMemory> {
         let (free, total) = self.gpu.memory().ok()?;
         Some(FreeMemory { free: free as u64, total: total as u64, limit: MemoryLimit::Gpu })

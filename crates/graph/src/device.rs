@@ -187,6 +187,12 @@ pub trait Device: Send + Sync {
     /// Uses these algorithms instead of autotuning from now on.
     fn use_algorithms(&self, _algorithms: &Algorithms) {}
 
+    /// Connects the devices of several processes, if they have links of their own. A collective: all processes call it at
+    /// the same time, before they compile, which each does in its own time.
+    fn connect(&self) -> Result<(), GraphError> {
+        Ok(())
+    }
+
     /// The free memory for graphs; `None` if unknown. Unless its limit is
     /// [`MemoryLimit::Gpu`](vit_system::host::MemoryLimit::Gpu), it is memory of the host.
     fn free_memory(&self) -> Option<FreeMemory> {

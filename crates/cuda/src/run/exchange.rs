@@ -83,7 +83,7 @@ impl StreamExchange {
             Ok(StreamBucket { values, complete: Event::new()?, exchanged: Event::new()? })
         };
         let buckets = found.nodes.iter().map(bucket).collect::<Result<Vec<_>, GraphError>>()?;
-        let carrier = match exchange.nccl(gpu)? {
+        let carrier = match exchange.nccl() {
             Some(group) => Carrier::Nccl(NcclCarrier::new(gpu, &buckets, group)?),
             None => Carrier::Host(HostCarrier::new(gpu, &buckets, exchange.processes())?),
         };

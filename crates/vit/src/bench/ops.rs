@@ -33,7 +33,7 @@ pub struct OpMeasurement {
 
 /// Times every operation of the forward pass, or of a training step; the slowest first.
 pub fn ops(options: &BenchOptions, training: bool) -> Result<Vec<OpMeasurement>, Error> {
-    let graph = if training { training_graph(options, &options.architecture()?)? } else { inference_graph(options)? };
+    let graph = if training { training_graph(options)? } else { inference_graph(options)? };
     let opened = options.open()?;
     let mut executable = opened.device.compile(&graph, &mut Initial { seed: 0 })?;
     fill_inputs(&graph, executable.as_mut())?;

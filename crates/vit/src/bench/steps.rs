@@ -5,7 +5,7 @@ use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError, Init};
-use vit_models::{Architecture, Mode};
+use vit_models::Mode;
 use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{StepOptions, TrainingStep};
 
@@ -49,16 +49,17 @@ pub fn infer(options: &BenchOptions) -> Result<Measurement, Error> {
 
 /// A step with AdamW: forward, backward, clipping, update.
 pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
+    measure(options, |batch| training_graph(&BenchOptions { batch, ..options.clone() }))
+}
+
+/// A model without a head gets one of 1,000 classes.
+pub(super) fn training_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let mut architecture = options.architecture()?;
     if architecture.classes() == 0 {
         architecture.set_classes(1000);
     }
-    measure(options, |batch| training_graph(&BenchOptions { batch, ..options.clone() }, &architecture))
-}
-
-pub(super) fn training_graph(options: &BenchOptions, architecture: &Architecture) -> Result<Graph, Error> {
     let how = StepOptions { recompute: options.recompute, exchange: options.nccl, ..StepOptions::default() };
-    Ok(TrainingStep::new(architecture, options.batch, how)?.graph)
+    Ok(TrainingStep::new(&architecture, options.batch, how)?.graph)
 }
 
 pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {

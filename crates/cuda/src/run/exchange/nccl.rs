@@ -1,7 +1,7 @@
 //! Messages between GPUs by NCCL. In the fixed order, each slice of a message goes to its owner, which adds the contributions
 //! of all ranks in the tree of `vit_cluster::tree_sum`, and the sums are gathered.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vit_cluster::slice;
 use vit_graph::GraphError;
@@ -21,9 +21,8 @@ const THREADS: usize = 256;
 /// The processes that a GPU exchanges values with.
 pub(crate) struct GpuExchange {
     processes: Arc<dyn Exchange>,
-    /// Their GPUs; the inner `None` where they cannot be connected. Decided by all processes when the first graph with an
-    /// exchange is compiled.
-    nccl: Mutex<Option<Option<Arc<NcclGroup>>>>,
+    /// Their GPUs, once all processes have called `connect`; `None` where NCCL cannot connect them.
+    nccl: OnceLock<Option<Arc<NcclGroup>>>,
 }
 
 /// GPUs that NCCL connects.
@@ -67,7 +66,7 @@ fn common_id(cards: &[GpuCard]) -> Option<UniqueId> {
 
 impl GpuExchange {
     pub fn new(processes: Arc<dyn Exchange>) -> GpuExchange {
-        GpuExchange { processes, nccl: Mutex::default() }
+        GpuExchange { processes, nccl: OnceLock::new() }
     }
 
     /// One rank of NCCL, without other processes.
@@ -76,18 +75,17 @@ impl GpuExchange {
         // SAFETY: the context is current; there is no other rank.
         let communicator = unsafe { NcclCommunicator::join(UniqueId::new()?, 0, 1) }?;
         let group = NcclGroup { communicator: Mutex::new(communicator), fixed_order: false };
-        Ok(GpuExchange { processes: Arc::new(Alone), nccl: Mutex::new(Some(Some(Arc::new(group)))) })
+        Ok(GpuExchange { processes: Arc::new(Alone), nccl: OnceLock::from(Some(Arc::new(group))) })
     }
 
     pub fn processes(&self) -> &Arc<dyn Exchange> {
         &self.processes
     }
 
-    /// The connected GPUs, if all processes have their own and all have NCCL. All processes call it at the same time.
-    pub fn nccl(&self, gpu: &Gpu) -> Result<Option<Arc<NcclGroup>>, GraphError> {
-        let mut chosen = self.nccl.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(group) = &*chosen {
-            return Ok(group.clone());
+    /// Connects the GPUs by NCCL if every process has it and a GPU to itself. All processes call it at the same time.
+    pub fn connect(&self, gpu: &Gpu) -> Result<(), GraphError> {
+        if self.nccl.get().is_some() {
+            return Ok(());
         }
         let (rank, size) = (self.processes.rank(), self.processes.processes());
         let id = match (nccl::version().is_ok(), rank) {
@@ -107,11 +105,23 @@ impl GpuExchange {
             }
             None => None,
         };
-        Ok(chosen.insert(group).clone())
+        self.nccl.get_or_init(|| group);
+        Ok(())
+    }
+
+    /// The connected GPUs; `None` where messages travel through the host.
+    pub fn nccl(&self) -> Option<Arc<NcclGroup>> {
+        self.nccl.get().cloned().flatten()
     }
 }
 
 impl NcclGroup {
+    /// This process's rank, and the number of ranks.
+    fn place(&self) -> (usize, usize) {
+        let communicator = self.lock();
+        (communicator.rank(), communicator.size())
+    }
+
     fn lock(&self) -> MutexGuard<'_, NcclCommunicator> {
         self.communicator.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -147,7 +157,7 @@ struct OrderedSum {
 
 impl NcclCarrier {
     pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
-        let (rank, size) = (group.lock().rank(), group.lock().size());
+        let (rank, size) = group.place();
         let largest = buckets.iter().map(StreamBucket::bytes).max().unwrap_or(0);
         let message = DeviceBuffer::new(gpu, largest, "messages to other GPUs")?;
         let slice_bytes = 4 * (largest / 4).div_ceil(size);

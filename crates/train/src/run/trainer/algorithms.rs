@@ -21,6 +21,7 @@ pub(super) fn shared<T>(
 ) -> Result<T, TrainError> {
     let environment = device.algorithms().environment;
     processes.ensure_same("device", &listed(&environment))?;
+    device.connect()?;
     let Some(record) = record else {
         let chosen = serde_json::from_slice(&processes.broadcast(Vec::new())?).unwrap_or_default();
         device.use_algorithms(&Algorithms { environment, chosen });
