@@ -124,17 +124,7 @@ pub(crate) fn forward(
 ) {
     shape.check(x, workspace);
     let (sums, [mean, variance, scale, _]) = shape.split(workspace);
-    shape.for_each_chunk(pool, sums, &|_, range, sums| {
-        isa.dispatch(SumRows { x: &x[range], cols: shape.channels, out: &mut sums[..shape.channels] });
-    });
-    shape.gather_groups(sums, 0, None, mean);
-    mean.iter_mut().for_each(|m| *m /= shape.count());
-    shape.for_each_chunk(pool, sums, &|sample, range, sums| {
-        let mean = &mean[sample * shape.channels..][..shape.channels];
-        isa.dispatch(SumSquares { x: &x[range], mean, out: &mut sums[..shape.channels] });
-    });
-    shape.gather_groups(sums, 0, None, variance);
-    variance.iter_mut().for_each(|v| *v /= shape.count());
+    shape.moments(pool, isa, x, sums, mean, variance);
     for (i, (scale, variance)) in scale.iter_mut().zip(&*variance).enumerate() {
         *scale = gamma[i % shape.channels] / (variance + epsilon).sqrt();
     }
@@ -142,23 +132,111 @@ pub(crate) fn forward(
     shape.per_group(variance, statistics.variance);
     shape.per_group(variance, statistics.rstd);
     statistics.rstd.iter_mut().for_each(|v| *v = 1.0 / (*v + epsilon).sqrt());
-    if y.is_empty() {
-        return;
+    if !y.is_empty() {
+        shape.normalise(pool, isa, x, [mean, scale, beta], sums, y);
     }
-    let y = DisjointMut::new(y);
-    let (mean, scale) = (&*mean, &*scale);
-    shape.for_each_chunk(pool, sums, &|sample, range, _| {
-        let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        // SAFETY: chunks do not overlap, and a task has one.
-        let y = unsafe { y.slice(range.start, range.len()) };
-        isa.dispatch(NormaliseRows {
-            x: &x[range],
-            mean: &mean[channels.clone()],
-            scale: &scale[channels],
-            shift: beta,
-            y,
+}
+
+/// The mean and biased variance of each channel of one sample that has all pixels.
+pub(crate) fn batch_moments(
+    pool: &ThreadPool,
+    isa: Isa,
+    shape: &ChannelNormShape,
+    x: &[f32],
+    [mean_out, variance_out]: [&mut [f32]; 2],
+    workspace: &mut [f32],
+) {
+    shape.check(x, workspace);
+    let (sums, [mean, variance, ..]) = shape.split(workspace);
+    shape.moments(pool, isa, x, sums, mean, variance);
+    shape.per_group(mean, mean_out);
+    shape.per_group(variance, variance_out);
+}
+
+/// `(x - mean) · rstd · gamma + beta` with given statistics of each channel.
+pub(crate) fn normalise_batch(
+    pool: &ThreadPool,
+    isa: Isa,
+    shape: &ChannelNormShape,
+    [x, gamma, beta, mean, rstd]: [&[f32]; 5],
+    y: &mut [f32],
+    workspace: &mut [f32],
+) {
+    shape.check(x, workspace);
+    let (sums, [scale, ..]) = shape.split(workspace);
+    scale.iter_mut().zip(gamma).zip(rstd).for_each(|((scale, gamma), rstd)| *scale = gamma * rstd);
+    shape.normalise(pool, isa, x, [mean, scale, beta], sums, y);
+}
+
+impl ChannelNormShape {
+    /// Mean and biased variance of each group, which all of its channels hold: `[samples, channels]`.
+    fn moments(
+        &self,
+        pool: &ThreadPool,
+        isa: Isa,
+        x: &[f32],
+        sums: &mut [f32],
+        mean: &mut [f32],
+        variance: &mut [f32],
+    ) {
+        self.for_each_chunk(pool, sums, &|_, range, sums| {
+            isa.dispatch(SumRows { x: &x[range], cols: self.channels, out: &mut sums[..self.channels] });
         });
-    });
+        self.gather_groups(sums, 0, None, mean);
+        mean.iter_mut().for_each(|m| *m /= self.count());
+        self.for_each_chunk(pool, sums, &|sample, range, sums| {
+            let mean = &mean[sample * self.channels..][..self.channels];
+            isa.dispatch(SumSquares { x: &x[range], mean, out: &mut sums[..self.channels] });
+        });
+        self.gather_groups(sums, 0, None, variance);
+        variance.iter_mut().for_each(|v| *v /= self.count());
+    }
+
+    /// `y = (x - mean) · scale + shift`, with mean and scale `[samples, channels]`, shift `[channels]`.
+    fn normalise(
+        &self,
+        pool: &ThreadPool,
+        isa: Isa,
+        x: &[f32],
+        [mean, scale, shift]: [&[f32]; 3],
+        sums: &mut [f32],
+        y: &mut [f32],
+    ) {
+        let y = DisjointMut::new(y);
+        self.for_each_chunk(pool, sums, &|sample, range, _| {
+            let channels = sample * self.channels..(sample + 1) * self.channels;
+            // SAFETY: chunks do not overlap, and a task has one.
+            let y = unsafe { y.slice(range.start, range.len()) };
+            let (mean, scale) = (&mean[channels.clone()], &scale[channels]);
+            isa.dispatch(NormaliseRows { x: &x[range], mean, scale, shift, y });
+        });
+    }
+
+    /// `dx = dy_factor · dy + offset + x_factor · (x - mean)`, with factors `[samples, channels]`.
+    fn normalise_grad(
+        &self,
+        pool: &ThreadPool,
+        isa: Isa,
+        [dy, x]: [&[f32]; 2],
+        [mean, dy_factor, offset, x_factor]: [&[f32]; 4],
+        sums: &mut [f32],
+        dx: &mut [f32],
+    ) {
+        let dx = DisjointMut::new(dx);
+        self.for_each_chunk(pool, sums, &|sample, range, _| {
+            let channels = sample * self.channels..(sample + 1) * self.channels;
+            isa.dispatch(NormaliseGradRows {
+                dy: &dy[range.clone()],
+                x: &x[range.clone()],
+                mean: &mean[channels.clone()],
+                dy_factor: &dy_factor[channels.clone()],
+                offset: &offset[channels.clone()],
+                x_factor: &x_factor[channels],
+                // SAFETY: chunks do not overlap, and a task has one.
+                dx: unsafe { dx.slice(range.start, range.len()) },
+            });
+        });
+    }
 }
 
 /// The gradients of `x`, `gamma` and `beta`; an output that is not needed is empty.
@@ -205,21 +283,30 @@ pub(crate) fn backward(
         offset[i] *= -rstd / shape.count();
         x_factor[i] *= -rstd * rstd / shape.count();
     }
-    let dx = DisjointMut::new(dx);
-    let (means, dy_factor, offset, x_factor) = (&*means, &*dy_factor, &*offset, &*x_factor);
-    shape.for_each_chunk(pool, sums, &|sample, range, _| {
-        let channels = sample * shape.channels..(sample + 1) * shape.channels;
-        isa.dispatch(NormaliseGradRows {
-            dy: &dy[range.clone()],
-            x: &x[range.clone()],
-            mean: &means[channels.clone()],
-            dy_factor: &dy_factor[channels.clone()],
-            offset: &offset[channels.clone()],
-            x_factor: &x_factor[channels],
-            // SAFETY: chunks do not overlap, and a task has one.
-            dx: unsafe { dx.slice(range.start, range.len()) },
-        });
-    });
+    shape.normalise_grad(pool, isa, [dy, x], [means, dy_factor, offset, x_factor], sums, dx);
+}
+
+/// The gradient of `x` in a batch norm of `count` elements per channel, not all of which are in `x`, with the sums of the
+/// gradients of `gamma` and `beta` over all of them.
+#[allow(clippy::too_many_arguments)]
+pub(crate) fn input_grad_of_batch(
+    pool: &ThreadPool,
+    isa: Isa,
+    shape: &ChannelNormShape,
+    count: f32,
+    [dy, x, gamma, mean, rstd, dgamma, dbeta]: [&[f32]; 7],
+    dx: &mut [f32],
+    workspace: &mut [f32],
+) {
+    shape.check(x, workspace);
+    assert_eq!(dy.len(), x.len(), "norm: a gradient of the wrong length");
+    let (sums, [dy_factor, offset, x_factor, _]) = shape.split(workspace);
+    for c in 0..shape.channels {
+        dy_factor[c] = rstd[c] * gamma[c];
+        offset[c] = gamma[c] * dbeta[c] * (-rstd[c] / count);
+        x_factor[c] = gamma[c] * dgamma[c] * (-rstd[c] * rstd[c] / count);
+    }
+    shape.normalise_grad(pool, isa, [dy, x], [mean, dy_factor, offset, x_factor], sums, dx);
 }
 
 /// `out += (x - mean)²`, over rows.

@@ -5,69 +5,71 @@ use crate::{Graph, GraphError, NodeId, Phase, Value};
 
 /// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on it.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
-    differentiate(graph, loss, wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
+    differentiate(graph, &[loss], wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
 }
 
 /// Adds the gradients of a scalar `loss` to `sums`, each as soon as it is computed, so that its memory can be reused.
 /// `wrt` must be parameters: the sum of any other value would be propagated to that value's inputs.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
     let sums: Vec<Option<Value>> = sums.iter().copied().map(Some).collect();
-    differentiate(graph, loss, wrt, &sums, &mut |_, _, gradient| Ok(gradient))
+    differentiate(graph, &[loss], wrt, &sums, &mut |_, _, gradient| Ok(gradient))
 }
 
 /// Replaces the gradient of `wrt[index]` by what it returns.
 pub type Finish<'a> = &'a mut dyn FnMut(&mut Graph, usize, Value) -> Result<Value, GraphError>;
 
-/// As [`add_gradients`], or [`gradients`] without `sums`; `finish` is called for each gradient as soon as it is complete.
-/// The nodes that it adds thus run during the backward pass.
+/// As [`add_gradients`], or [`gradients`] without `sums`, of the sum of `losses`; `finish` is called for each gradient as
+/// soon as it is complete. The nodes that it adds thus run during the backward pass.
 pub fn finish_gradients(
     graph: &mut Graph,
-    loss: Value,
+    losses: &[Value],
     wrt: &[Value],
     sums: Option<&[Value]>,
     finish: Finish,
 ) -> Result<Vec<Value>, GraphError> {
     let sums = sums.map_or(vec![None; wrt.len()], |sums| sums.iter().copied().map(Some).collect());
-    differentiate(graph, loss, wrt, &sums, finish)
+    differentiate(graph, losses, wrt, &sums, finish)
 }
 
 fn differentiate(
     graph: &mut Graph,
-    loss: Value,
+    losses: &[Value],
     wrt: &[Value],
     sums: &[Option<Value>],
     finish: Finish,
 ) -> Result<Vec<Value>, GraphError> {
-    if graph.shape(loss).elements() != 1 {
+    if let Some(loss) = losses.iter().find(|loss| graph.shape(**loss).elements() != 1) {
         return Err(GraphError::Gradient {
             op: graph.node(loss.node).op.name(),
             scope: graph.node(loss.node).scope.clone(),
-            reason: format!("the loss should be a scalar, not {}", graph.ty(loss)),
+            reason: format!("the loss should be a scalar, not {}", graph.ty(*loss)),
         });
     }
-    let differentiated = depends_on(graph, loss.node, wrt);
+    let last = losses.iter().map(|loss| loss.node).max().unwrap_or(0);
+    let differentiated = depends_on(graph, last, wrt);
     // The gradients with respect to each output of each node, as far as they are known.
     let mut upstream: Vec<Vec<Option<Value>>> =
-        graph.nodes()[..=loss.node].iter().map(|n| vec![None; n.outputs.len()]).collect();
-    let shape = graph.shape(loss).clone();
+        graph.nodes()[..=last].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let phase = graph.set_phase(Phase::Backward);
-    let seed = graph.fill(shape, 1.0)?;
-    upstream[loss.node][loss.output] = Some(seed);
-    for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= loss.node) {
+    for loss in losses {
+        let shape = graph.shape(*loss).clone();
+        upstream[loss.node][loss.output] = Some(graph.fill(shape, 1.0)?);
+    }
+    for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= last) {
         upstream[v.node][v.output] = *sum;
     }
 
     // A gradient is complete after the first node between value and loss that reads the value: the backward pass visits it
     // last.
-    let needed = needed_for(graph, loss.node);
-    let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); loss.node + 1];
+    let needed = needed_for(graph, losses, last);
+    let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); last + 1];
     for (i, v) in wrt.iter().enumerate() {
         let reads = |node: &NodeId| needed[*node] && graph.node(*node).inputs.contains(v);
-        (0..=loss.node).find(reads).into_iter().for_each(|node| first_readers[node].push(i));
+        (0..=last).find(reads).into_iter().for_each(|node| first_readers[node].push(i));
     }
     let mut finished: Vec<Option<Value>> = vec![None; wrt.len()];
 
-    for node in (0..=loss.node).rev() {
+    for node in (0..=last).rev() {
         if !differentiated[node] || upstream[node].iter().all(Option::is_none) {
             continue;
         }
@@ -112,10 +114,10 @@ fn differentiate(
     Ok(finished.into_iter().flatten().collect())
 }
 
-/// Which nodes up to `last` it depends on, itself included.
-fn needed_for(graph: &Graph, last: NodeId) -> Vec<bool> {
+/// Which nodes up to `last` the losses depend on, themselves included.
+fn needed_for(graph: &Graph, losses: &[Value], last: NodeId) -> Vec<bool> {
     let mut needed = vec![false; last + 1];
-    needed[last] = true;
+    losses.iter().for_each(|loss| needed[loss.node] = true);
     for id in (0..=last).rev() {
         if needed[id] {
             graph.node(id).inputs.iter().for_each(|input| needed[input.node] = true);
@@ -178,7 +180,12 @@ impl Backward<'_> {
 
     /// An error if the loss depends on an output other than the first.
     pub fn only_first_output(&self, what: &str) -> Result<(), GraphError> {
-        if self.upstream[1..].iter().any(Option::is_some) {
+        self.only_outputs_before(1, what)
+    }
+
+    /// An error if the loss depends on an output from this one on.
+    pub fn only_outputs_before(&self, first: usize, what: &str) -> Result<(), GraphError> {
+        if self.upstream[first..].iter().any(Option::is_some) {
             return Err(self.unsupported(&format!("the loss depends on {what}")));
         }
         Ok(())
@@ -247,7 +254,7 @@ mod tests {
                 ends.push(graph.nodes().len());
                 Ok(gradient)
             };
-            finish_gradients(&mut graph, loss, &wrt, None, &mut finish).unwrap();
+            finish_gradients(&mut graph, &[loss], &wrt, None, &mut finish).unwrap();
             assert_eq!(order, [2, 1, 0, 3]);
             assert!(ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
         }

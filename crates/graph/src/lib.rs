@@ -46,7 +46,7 @@ pub use error::GraphError;
 pub use graph::{Graph, Node, NodeId, Phase, Value};
 pub use hint::{Hint, Hints};
 pub use init::Init;
-pub use inline::Inlined;
+pub use inline::{Inlined, Inlining};
 pub use ops::Op;
 pub use precision::Precision;
 pub use shape::{DType, Shape, Type};

@@ -35,6 +35,8 @@ pub struct Recipe {
     pub accumulate: usize,
     #[serde(default)]
     pub parts: usize,
+    #[serde(default)]
+    pub batch_norm: BatchNormSetting,
     pub seed: u64,
     pub evaluate_every: Span,
     #[serde(default)]
@@ -45,6 +47,17 @@ pub struct Recipe {
     pub optimiser: OptimiserSettings,
     pub schedule: ScheduleSettings,
     pub average: AverageSettings,
+}
+
+/// The images that a batch norm takes its statistics of.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchNormSetting {
+    /// Those of one part of the batch.
+    #[default]
+    Part,
+    /// Those of all parts, in all processes.
+    Sync,
 }
 
 /// The model's section of a recipe.
@@ -217,6 +230,7 @@ impl Recipe {
             parts: BatchParts::all(self.parts.max(1)),
             exchange: false,
             accumulate: self.accumulate,
+            sync_batch_norm: self.batch_norm == BatchNormSetting::Sync,
             average: self.average().is_some(),
             freeze: self.model.freeze.clone(),
             recompute: false,

@@ -14,7 +14,9 @@ use std::borrow::Cow;
 use vit_data::loader::BatchParts;
 use vit_graph::device::Parameters;
 use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Parameter, Scale};
-use vit_graph::rewrite::{checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, patchify};
+use vit_graph::rewrite::{
+    checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, eliminate_identities, patchify,
+};
 use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
@@ -36,6 +38,8 @@ pub struct StepOptions {
     pub exchange: bool,
     /// Micro-batches of a part, whose gradients are accumulated; 0 and 1 both mean the whole part at once.
     pub accumulate: usize,
+    /// Batch norms normalise all parts of a batch together, and not each part by itself.
+    pub sync_batch_norm: bool,
     /// Keep a moving average of every trained parameter.
     pub average: bool,
     /// Parameters that are not trained.
@@ -135,9 +139,6 @@ impl TrainingStep {
 
         graph.set_phase(Phase::Update);
         for (name, new) in statistics {
-            // The mean over parts.
-            let share = Scale(1.0 / options.parts.count as f32);
-            let new = if options.parts.count == 1 { new } else { graph.value(share, &[new])? };
             // Computed in the forward pass, before the norm of the gradients that guards all updates.
             let old = graph.parameter(&name)?;
             let guarded = graph.value(GuardedUpdate, &[old, new, guard])?;
@@ -148,19 +149,20 @@ impl TrainingStep {
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
         let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
         let step = TrainingStep { graph, gradients, state };
-        if options.recompute { Ok(step.recomputing()?) } else { Ok(step) }
+        let step = if options.sync_batch_norm { step.rewritten(eliminate_identities)? } else { step };
+        if options.recompute { Ok(step.rewritten(checkpoint_activations)?) } else { Ok(step) }
     }
 }
 
 impl TrainingStep {
-    /// The same step with activations recomputed in the backward pass.
-    fn recomputing(mut self) -> Result<Self, GraphError> {
+    /// The step after a rewrite of its graph.
+    fn rewritten(mut self, rewrite: fn(&Graph) -> Result<Graph, GraphError>) -> Result<Self, GraphError> {
         // As outputs, gradients can be found again after the rewrite.
         let output = |name: &str| format!("gradient of {name}");
         for (name, value) in &self.gradients {
             self.graph.set_output(&output(name), *value)?;
         }
-        let mut graph = checkpoint_activations(&self.graph)?;
+        let mut graph = rewrite(&self.graph)?;
         for (name, value) in &mut self.gradients {
             *value = graph.output(&output(name))?;
         }

@@ -149,6 +149,13 @@ fn batch_norms_have_the_same_bits_in_any_number_of_processes() {
 }
 
 #[test]
+fn batch_norms_of_all_parts_have_the_same_bits_in_any_number_of_processes() {
+    let settings = ["batch=16", "accumulate=2", "length=4 steps", "evaluate_every=4 steps", "model.start=random"];
+    let settings = [&settings[..], &["parts=4", "batch_norm=sync"]].concat();
+    same_bits("resnet18_cifar", [16, 16], &recipe(&settings), &[false]);
+}
+
+#[test]
 fn one_part_is_the_step_of_a_run_without_parts() {
     let scene = Scene::new();
     let plain = [&STATEFUL[..11], &["parts=0"]].concat();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use vit_cpu::Cpu;
+use vit_data::loader::BatchParts;
 use vit_graph::device::{Device, Elements, Executable};
 use vit_graph::ops::Operation;
 use vit_graph::ops::{Op, Parameter};
@@ -305,6 +306,33 @@ fn resnet() -> Architecture {
         ..ResNet::default()
     }
     .into()
+}
+
+#[test]
+fn batch_norms_of_all_parts_give_the_gradient_and_the_statistics_of_the_whole_batch() {
+    let run = |parts: usize, recompute| {
+        let parts = BatchParts::all(parts);
+        let options = StepOptions { parts, recompute, sync_batch_norm: true, ..StepOptions::default() };
+        let mut run = Run::new(&resnet(), &options);
+        run.run(1);
+        run
+    };
+    let whole = run(1, false);
+    for (parts, recompute) in [(2, false), (3, false), (6, false), (2, true)] {
+        let split = run(parts, recompute);
+        let close = |name: &str, a: Vec<f32>, b: Vec<f32>| {
+            let scale = a.iter().fold(1.0f32, |m, v| m.max(v.abs()));
+            let difference = largest_difference(&a, &b);
+            assert!(difference <= 1e-5 * scale, "{parts} parts: {name} differs by {difference:e}");
+        };
+        for name in whole.step.graph.outputs().iter().map(|(name, _)| name) {
+            close(name, whole.read(name), split.read(name));
+        }
+        for (_, running) in whole.step.graph.parameters().filter(|(_, p)| p.name.contains("running")) {
+            close(&running.name, whole.parameter(&running.name), split.parameter(&running.name));
+        }
+    }
+    assert_eq!(run(2, false).state(), run(2, true).state());
 }
 
 #[test]

@@ -2,7 +2,8 @@
 
 use vit_graph::Tensor;
 use vit_graph::ops::{
-    Activation, AddLayerNorm, BatchNorm, Granularity, GroupNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd,
+    Activation, AddLayerNorm, BatchMoments, BatchNorm, Granularity, GroupNorm, LayerNorm, LayerNormGrad,
+    LayerNormGradAdd, PartSum, SyncBatchNorm, SyncedParts, VarianceAbout,
 };
 
 use crate::build::{CaseBuilder, Outputs, Table, differentiable, first_differentiable, forward};
@@ -20,6 +21,7 @@ pub(super) fn table(t: &mut Table) {
     t.two("group_norm", group_norm);
     t.two("batch_norm", batch_norm);
     t.two("batch_norm, add, relu", batch_norm_relu);
+    t.two("sync_batch_norm", sync_batch_norm);
     t.two("softmax", softmax);
 }
 
@@ -122,6 +124,23 @@ fn batch_norm_relu(c: &mut CaseBuilder) -> Outputs {
     let sum = (&z + &normed(&y)).activation(Activation::Relu);
     // Two consumers, so that its gradient is a sum.
     differentiable([alone, two, sum.scale(0.5), sum])
+}
+
+/// Two parts with common statistics; the scaled sum of the results has the gradients of both.
+fn sync_batch_norm(c: &mut CaseBuilder) -> Outputs {
+    let (b, h, channels) = (c.rng.pick(&[1, 3, 8, 33]), c.rng.extent(), c.rng.wide());
+    let (xs, [gamma, beta]): ([Tensor; 2], _) = (c.floats([b, h, channels]), c.floats([channels]));
+    let [running_mean, running_variance] = [(); 2].map(|()| c.constant([channels]));
+    let moments = xs.each_ref().map(|x| x.apply_outputs(BatchMoments, &[], 2));
+    let mean_sum = moments[0][0].apply(PartSum, &[&moments[1][0]]);
+    let [first, second] = moments.each_ref().map(|m| m[0].apply(VarianceAbout { parts: 2 }, &[&m[1], &mean_sum]));
+    let variance_sum = first.apply(PartSum, &[&second]);
+    let norm = BatchNorm { epsilon: EPSILON, momentum: 0.1 };
+    let op = SyncBatchNorm { norm, synced: SyncedParts { parts: 2, own: 2, exchange: false } };
+    let operands = [&xs[1], &gamma, &gamma, &beta, &beta, &mean_sum, &variance_sum, &running_mean, &running_variance];
+    let outputs = xs[0].apply_outputs(op, &operands, 6);
+    let sum = &outputs[0].scale(2.0) + &outputs[1];
+    first_differentiable([sum, outputs[4].clone(), outputs[5].clone()])
 }
 
 fn softmax(c: &mut CaseBuilder) -> Outputs {

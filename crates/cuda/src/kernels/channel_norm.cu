@@ -219,13 +219,26 @@ struct RunningStatistics {
     const float *mean, *variance;
     float *new_mean, *new_variance;
     float momentum;
+
+    // After a batch of `size` elements per channel, with this mean and biased variance of channel i.
+    __device__ __forceinline__ void move(u32 i, double batch_mean, double batch_variance, u64 size) const {
+        if (new_mean) {
+            const double old = (double)mean[i];
+            new_mean[i] = (float)(old + (double)momentum * (batch_mean - old));
+        }
+        if (new_variance) {
+            const double old = (double)variance[i];
+            const double unbiased = batch_variance * (double)size / ((double)size - 1.0);
+            new_variance[i] = (float)(old + (double)momentum * (unbiased - old));
+        }
+    }
 };
 
 // Mean and 1 / sqrt(variance + epsilon) over `size` elements, and the running statistics of a batch norm, whose sums
-// are relative to the first row, `origin`.
+// are relative to the first row, `origin`. `biased_variance` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     moments(const double* partials, u32 splits, u32 count, u64 size, float epsilon, const X* origin, float* mean,
-            float* rstd, const RunningStatistics running) {
+            float* rstd, float* biased_variance, const RunningStatistics running) {
     double sums[2];
     sum_splits(partials, splits, count, sums);
     const u32 i = blockIdx.x * 8 + threadIdx.x;
@@ -237,15 +250,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                  variance = difference < 0.0 ? 0.0 : difference;
     mean[i] = (float)centre;
     rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
-    if (running.new_mean) {
-        const double old = (double)running.mean[i];
-        running.new_mean[i] = (float)(old + (double)running.momentum * (centre - old));
-    }
-    if (running.new_variance) {
-        const double old = (double)running.variance[i];
-        const double unbiased = variance * (double)size / ((double)size - 1.0);
-        running.new_variance[i] = (float)(old + (double)running.momentum * (unbiased - old));
-    }
+    if (biased_variance) biased_variance[i] = (float)variance;
+    running.move(i, centre, variance, size);
+}
+
+// The variance of a part about the mean of all parts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    variance_about(const float* mean, const float* variance, const float* mean_sum, float parts, u32 count, float* to) {
+    const u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    const float distance = mean[i] - mean_sum[i] / parts;
+    to[i] = variance[i] + distance * distance;
+}
+
+// As `moments`, from the sums over parts of their means and of their variances about the common mean.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    synced_moments(const float* mean_sum, const float* variance_sum, float parts, u32 count, u64 size, float epsilon,
+                   float* mean, float* rstd, const RunningStatistics running) {
+    const u32 i = blockIdx.x * THREADS + threadIdx.x;
+    if (i >= count) return;
+    const double centre = (double)mean_sum[i] / (double)parts, variance = (double)variance_sum[i] / (double)parts;
+    mean[i] = (float)centre;
+    rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
+    running.move(i, centre, variance, size);
 }
 
 // y = relu((x - mean) · rstd · gamma + beta + residual); `residual` may be null.

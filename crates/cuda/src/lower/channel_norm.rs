@@ -1,6 +1,6 @@
 //! Batch and group norms of channels-last images; a batch norm may be fused with a residual sum and a relu after it.
 
-use vit_graph::ops::{BatchNorm, GroupNorm};
+use vit_graph::ops::{BatchNorm, GroupNorm, SyncBatchNorm, SyncBatchNormGrad, VarianceAbout};
 
 use super::{Emitter, Operand, THREADS, channel_vector};
 use crate::compile::{self, KernelVariant};
@@ -130,6 +130,14 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
     }
     let [gamma, beta] = [e.inputs[1].address, e.inputs[2].address];
     let [mean, rstd] = [1, 2].map(|i| used_or_scratch(i, e));
+    moments(e, &x, shape, epsilon, [mean, rstd, 0], running);
+    if y.is_used() {
+        normalise(e, &x, shape, [gamma, beta, mean, rstd], &epilogue, &y);
+    }
+}
+
+/// Mean, rstd and, unless its address is 0, biased variance.
+fn moments(e: &mut Emitter, x: &Operand, shape: NormShape, epsilon: f32, statistics: [u64; 3], running: CStruct) {
     let variant = shape.variant().with("X", x.storage.name());
     let (partials, splits) = if shape.batch {
         // One wave: three blocks are resident (`__launch_bounds__` of the kernel).
@@ -147,23 +155,93 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
         .u32(shape.statistics())
         .u64(shape.size())
         .f32(epsilon)
-        .pointers(&[x.address, mean, rstd])
+        .pointer(x.address)
+        .pointers(&statistics)
         .fields(running);
     // A block sums eight statistics.
-    e.kernel(variant.clone(), "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
-    if y.is_used() {
-        let residual = epilogue.residual.as_ref();
-        let variant = variant
-            .with("Y", y.storage.name())
-            .with("R", residual.map_or(x.storage, |r| r.storage).name())
-            .with("RELU", usize::from(epilogue.relu));
-        let (each, splits) = shape.split(ELEMENTWISE_BLOCKS);
-        let arguments = KernelArguments::new()
-            .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
-            .fields(shape.fields())
-            .u32(each);
-        e.kernel(variant, "normalise", [shape.blocks(), splits, 1], THREADS, 0, arguments);
+    e.kernel(variant, "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
+}
+
+/// relu((x - mean) · rstd · gamma + beta + residual), the last two as the epilogue says.
+fn normalise(
+    e: &mut Emitter,
+    x: &Operand,
+    shape: NormShape,
+    [gamma, beta, mean, rstd]: [u64; 4],
+    epilogue: &NormEpilogue,
+    y: &Operand,
+) {
+    let residual = epilogue.residual.as_ref();
+    let variant = shape
+        .variant()
+        .with("X", x.storage.name())
+        .with("Y", y.storage.name())
+        .with("R", residual.map_or(x.storage, |r| r.storage).name())
+        .with("RELU", usize::from(epilogue.relu));
+    let (each, splits) = shape.split(ELEMENTWISE_BLOCKS);
+    let arguments = KernelArguments::new()
+        .pointers(&[x.address, gamma, beta, mean, rstd, residual.map_or(0, |r| r.address), y.address])
+        .fields(shape.fields())
+        .u32(each);
+    e.kernel(variant, "normalise", [shape.blocks(), splits, 1], THREADS, 0, arguments);
+}
+
+pub(super) fn batch_moments(e: &mut Emitter) {
+    let x = e.inputs[0].clone();
+    let shape = NormShape::new(&x.shape, None);
+    let [mean, variance] = [0, 1].map(|i| used_or_scratch(i, e));
+    if x.shape.elements() > 0 {
+        let rstd = e.scratch(4 * shape.channels);
+        moments(e, &x, shape, 0.0, [mean, rstd, variance], CStruct::new().u64s(&[0; 4]).f32(0.0));
     }
+}
+
+pub(super) fn variance_about(op: &VarianceAbout, e: &mut Emitter) {
+    let (count, to) = (e.inputs[0].shape.elements(), e.outputs[0].address);
+    let addresses: Vec<u64> = e.inputs.iter().map(|input| input.address).collect();
+    let arguments = KernelArguments::new().pointers(&addresses).f32(op.parts as f32).u32(count).pointer(to);
+    let variant = KernelVariant::new(&compile::CHANNEL_NORM);
+    e.kernel(variant, "variance_about", [count.div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
+}
+
+pub(super) fn sync_batch(op: &SyncBatchNorm, e: &mut Emitter) {
+    let own = op.synced.own;
+    let shape = NormShape::new(&e.inputs[0].shape, None);
+    if shape.rows == 0 {
+        return;
+    }
+    let [mean_sum, variance_sum, old_mean, old_variance] = [0, 1, 2, 3].map(|i| e.inputs[3 * own + i].address);
+    let [mean, rstd] = [own, own + 1].map(|i| used_or_scratch(i, e));
+    let [new_mean, new_variance] = [own + 2, own + 3].map(|i| e.outputs[i].address);
+    let running = [old_mean, old_variance, new_mean, new_variance];
+    let running = running.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)).f32(op.norm.momentum);
+    let arguments = KernelArguments::new()
+        .pointers(&[mean_sum, variance_sum])
+        .f32(op.synced.parts as f32)
+        .u32(shape.channels)
+        .u64(shape.rows * op.synced.parts)
+        .f32(op.norm.epsilon)
+        .pointers(&[mean, rstd])
+        .fields(running);
+    let variant = KernelVariant::new(&compile::CHANNEL_NORM);
+    e.kernel(variant, "synced_moments", [shape.channels.div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
+    for part in 0..own {
+        let (x, y) = (e.inputs[part].clone(), e.outputs[part].clone());
+        let [gamma, beta] = [own + part, 2 * own + part].map(|i| e.inputs[i].address);
+        if y.is_used() {
+            normalise(e, &x, shape, [gamma, beta, mean, rstd], &NormEpilogue::default(), &y);
+        }
+    }
+}
+
+pub(super) fn sync_batch_grad(op: &SyncBatchNormGrad, e: &mut Emitter) {
+    let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
+    let shape = NormShape::new(&x.shape, None);
+    if shape.rows == 0 {
+        return;
+    }
+    let [gamma, mean, rstd, dgamma, dbeta] = [2, 3, 4, 5, 6].map(|i| e.inputs[i].address);
+    normalise_grad(e, shape, [&dy, &x, &dx], [gamma, 0, mean, rstd, dbeta, dgamma], op.count, 0);
 }
 
 /// The gradient of a relu after a norm, computed by the norm's backward kernels.
@@ -254,14 +332,33 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         sum_splits(e, sums, shape.statistics(), sum, dot);
         (sum, dot)
     };
+    normalise_grad(e, shape, [&dy, &x, &dx], [gamma, beta, mean, rstd, sum, dot], shape.size(), relu);
+}
+
+/// The gradient of `x`; `vectors` are gamma, beta, mean, rstd and the sums of `normalise_grad` in the kernels, `size` the
+/// elements that share a mean.
+fn normalise_grad(
+    e: &mut Emitter,
+    shape: NormShape,
+    [dy, x, dx]: [&Operand; 3],
+    vectors: [u64; 6],
+    size: usize,
+    relu: usize,
+) {
     let (each, splits) = shape.split(ELEMENTWISE_BLOCKS);
     let arguments = KernelArguments::new()
-        .pointers(&[x.address, dy.address, gamma, beta, mean, rstd, sum, dot])
-        .f32(1.0 / shape.size() as f32)
+        .pointers(&[x.address, dy.address])
+        .pointers(&vectors)
+        .f32(1.0 / size as f32)
         .pointer(dx.address)
         .fields(shape.fields())
         .u32(each);
-    let variant = variant.clone().with("DY", dy.storage.name()).with("Y", dx.storage.name()).with("RELU", relu);
+    let variant = shape
+        .variant()
+        .with("X", x.storage.name())
+        .with("DY", dy.storage.name())
+        .with("Y", dx.storage.name())
+        .with("RELU", relu);
     e.kernel(variant, "normalise_grad", [shape.blocks(), splits, 1], THREADS, 0, arguments);
 }
 

@@ -30,6 +30,7 @@ mod reduce;
 mod rotary;
 mod softmax;
 mod source;
+mod sync_batch_norm;
 mod token_subset;
 mod uniform;
 mod windows;
@@ -57,6 +58,9 @@ pub use reduce::{Reduce, Reduction};
 pub use rotary::{Rotary, RotaryExtents, RotaryGrad, RotaryPairs, RotaryTables, RotaryTablesGrad};
 pub use softmax::{Softmax, SoftmaxGrad};
 pub use source::{Constant, Data, Input, Parameter};
+pub use sync_batch_norm::{
+    BatchMoments, SyncBatchNorm, SyncBatchNormGrad, SyncedParts, VarianceAbout, sync_batch_norm,
+};
 pub use token_subset::{TokenSubset, TokenSubsetGrad};
 pub use uniform::Uniform;
 pub use windows::{Unwindows, Windows};
@@ -261,6 +265,10 @@ operations!(
     GroupNormGrad,
     BatchNorm,
     BatchNormGrad,
+    BatchMoments,
+    VarianceAbout,
+    SyncBatchNorm,
+    SyncBatchNormGrad,
     Activation,
     ActivationGrad,
     Softmax,

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 46] = [
+const KEYS: [(&str, &str); 47] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -19,6 +19,7 @@ const KEYS: [(&str, &str); 46] = [
         "parts of a batch, added in a fixed order, so that up to so many processes give the same bits; 0: 1, or 8 for \
          several processes",
     ),
+    ("batch_norm", "statistics of batch norms: part, of each part by itself, or sync, of all parts together"),
     ("seed", "the seed of all random choices"),
     ("evaluate_every", "how often to evaluate"),
     ("patience", "stop after this many evaluations in a row without a new best; 0: never"),

@@ -1,11 +1,12 @@
 //! Settings that have no effect on a model: dropout in a model without dropout, more frozen blocks than it has. One that
 //! the user set is an error; one of a named recipe is reset, with a line in the report.
 
-use vit_graph::GraphError;
+use vit_graph::ops::Op;
+use vit_graph::{GraphError, Node};
 use vit_models::vit::Vit;
 use vit_models::{Architecture, Mode};
 
-use super::{Initialisation, Recipe};
+use super::{BatchNormSetting, Initialisation, Recipe};
 use crate::error::TrainError;
 use crate::step::groups::rate_factors;
 
@@ -66,6 +67,10 @@ impl Recipe {
             }
         }
 
+        let is_norm = |node: &Node| matches!(node.op, Op::BatchNorm(_));
+        if self.batch_norm == BatchNormSetting::Sync && !graph.nodes().iter().any(is_norm) {
+            add("batch_norm", "sync".into(), "it has no batch norms");
+        }
         let names: Vec<&str> = graph.parameters().map(|(_, p)| p.name.as_str()).collect();
         let decay = self.optimiser.layer_decay;
         if decay != 1.0 && rate_factors(&names, decay as f32).iter().all(|factor| *factor == 1.0) {
@@ -93,6 +98,7 @@ impl Recipe {
                 "model.dropout" => self.model.dropout == base.model.dropout,
                 "model.attention_dropout" => self.model.attention_dropout == base.model.attention_dropout,
                 "model.patch_drop" => self.model.patch_drop == base.model.patch_drop,
+                "batch_norm" => self.batch_norm == base.batch_norm,
                 "optimiser.layer_decay" => self.optimiser.layer_decay == base.optimiser.layer_decay,
                 _ => false,
             };
@@ -122,6 +128,7 @@ impl Recipe {
             "model.dropout" => self.model.dropout = 0.0,
             "model.attention_dropout" => self.model.attention_dropout = 0.0,
             "model.patch_drop" => self.model.patch_drop = 0.0,
+            "batch_norm" => self.batch_norm = BatchNormSetting::Part,
             "optimiser.layer_decay" => self.optimiser.layer_decay = 1.0,
             _ => self.model.freeze.0.retain(|pattern| format!("{pattern:?}") != *value),
         }

@@ -1,8 +1,8 @@
 //! The forward and backward passes of a step, one pair per micro-batch, and their sums over micro-batches and parts.
 
 use vit_graph::autodiff::{Finish, finish_gradients};
-use vit_graph::ops::{Binary, Op, Scale, Slice};
-use vit_graph::{Graph, GraphError, Inlined, Value};
+use vit_graph::ops::{Binary, Op, Operation, Reshape, Scale, Slice, SyncedParts};
+use vit_graph::{Graph, GraphError, Inlined, Inlining, Node, Value};
 
 use super::objective::Heads;
 use super::part_sums::{Completion, PartTree};
@@ -23,23 +23,30 @@ pub(super) struct BatchSums {
     pub loss: Value,
     /// In the order of [`Passes::wrt`].
     pub gradients: Vec<Value>,
-    /// Running statistics of batch norms by name, added over parts.
+    /// Running statistics of batch norms by name; of parts that are normalised separately, their mean.
     pub statistics: Vec<(String, Value)>,
 }
 
 impl Passes<'_> {
     /// Adds all passes to the graph; `logits` takes those of each micro-batch.
     pub fn build(&self, graph: &mut Graph, logits: &mut Vec<Value>) -> Result<BatchSums, StepError> {
+        let is_norm = |node: &Node| matches!(node.op, Op::BatchNorm(_));
+        let synced = self.options.sync_batch_norm && self.options.parts.count > 1;
+        if synced && self.forward.nodes().iter().any(is_norm) {
+            self.all_parts_together(graph, logits)
+        } else {
+            self.part_after_part(graph, logits)
+        }
+    }
+
+    /// The passes of one part after those of another, so that all parts share the memory of activations.
+    fn part_after_part(&self, graph: &mut Graph, logits: &mut Vec<Value>) -> Result<BatchSums, StepError> {
         let own = self.options.parts.own.clone();
         let mut gradient_trees = vec![PartTree::default(); self.wrt.len()];
         let (mut loss_tree, mut statistics_trees) = (PartTree::default(), Vec::new());
         let mut sums = Err(StepError::NoPart);
         for part in own.clone() {
-            let completion = match (part + 1 == own.end, self.options.exchange) {
-                (false, _) => Completion::Open,
-                (true, false) => Completion::Local,
-                (true, true) => Completion::Exchanged,
-            };
+            let completion = self.completion(part);
             let mut add = |graph: &mut Graph, i: usize, gradient| gradient_trees[i].add(graph, gradient, completion);
             let BatchSums { loss, gradients, statistics } = self.part(graph, part, logits, &mut add)?;
             let loss = loss_tree.add(graph, loss, completion)?;
@@ -48,7 +55,22 @@ impl Passes<'_> {
             let added = added.map(|((name, value), tree)| Ok((name, tree.add(graph, value, completion)?)));
             sums = Ok(BatchSums { loss, gradients, statistics: added.collect::<Result<_, GraphError>>()? });
         }
-        sums
+        let mut sums = sums?;
+        if self.options.parts.count > 1 {
+            for (_, sum) in &mut sums.statistics {
+                *sum = graph.value(Scale(1.0 / self.options.parts.count as f32), &[*sum])?;
+            }
+        }
+        Ok(sums)
+    }
+
+    /// What follows when a part was added to a sum.
+    fn completion(&self, part: usize) -> Completion {
+        match (part + 1 == self.options.parts.own.end, self.options.exchange) {
+            (false, _) => Completion::Open,
+            (true, false) => Completion::Local,
+            (true, true) => Completion::Exchanged,
+        }
     }
 
     /// Adds the passes of one part, whose gradients go through `finish` as soon as they are complete.
@@ -62,14 +84,17 @@ impl Passes<'_> {
         let accumulate = self.options.accumulate.max(1);
         let (mut sums, mut statistics): (Option<(Value, Vec<Value>)>, _) = (None, Statistics::default());
         for micro_batch in part * accumulate..(part + 1) * accumulate {
-            let (share, outcome) = self.forward(graph, micro_batch, &mut statistics)?;
+            let MicroBatch { inlining, targets, teacher } = self.micro_batch(graph, micro_batch, &statistics, &[])?;
+            let inlined = graph.inline(self.forward, &inlining)?;
+            statistics = Statistics::after(self.forward, &inlined);
+            let (share, outcome) = self.share_of_loss(graph, &inlined, targets, teacher)?;
             logits.push(outcome);
             let mut keep = |_: &mut Graph, _: usize, gradient| Ok(gradient);
             let finish = if micro_batch + 1 == (part + 1) * accumulate { &mut *finish } else { &mut keep };
             sums = Some(match sums {
-                None => (share, finish_gradients(graph, share, self.wrt, None, finish)?),
+                None => (share, finish_gradients(graph, &[share], self.wrt, None, finish)?),
                 Some((loss, gradients)) => {
-                    let gradients = finish_gradients(graph, share, self.wrt, Some(&gradients), finish)?;
+                    let gradients = finish_gradients(graph, &[share], self.wrt, Some(&gradients), finish)?;
                     (graph.value(Binary::Add, &[loss, share])?, gradients)
                 }
             });
@@ -78,13 +103,86 @@ impl Passes<'_> {
         Ok(BatchSums { loss, gradients, statistics: statistics.0 })
     }
 
-    /// Adds the forward pass of a micro-batch: its share of the batch's loss, and its logits.
-    fn forward(
+    /// The passes of all parts side by side, since every batch norm waits for the statistics of all of them: the activations
+    /// of all parts of this process are in memory at once.
+    fn all_parts_together(&self, graph: &mut Graph, logits: &mut Vec<Value>) -> Result<BatchSums, StepError> {
+        let (own, accumulate) = (self.options.parts.own.clone(), self.options.accumulate.max(1));
+        let (parts, trained) = (own.len(), self.wrt.len());
+        let synced = SyncedParts { parts: self.options.parts.count, own: parts, exchange: self.options.exchange };
+        // Every part has its own view of the parameters, by which its gradients are distinguished.
+        let mut views = Vec::with_capacity(parts * trained);
+        for &parameter in std::iter::repeat_n(self.wrt, parts).flatten() {
+            let shape = graph.shape(parameter).clone();
+            views.push(graph.value(Reshape(shape), &[parameter])?);
+        }
+        let names = self.wrt.iter().map(|v| match &graph.node(v.node).op {
+            Op::Parameter(parameter) => parameter.name.clone(),
+            other => unreachable!("{} is not a parameter", other.name()),
+        });
+        let names: Vec<String> = names.collect();
+
+        let mut outcomes = vec![Vec::new(); parts];
+        let (mut losses, mut sums): (Vec<Value>, Option<Vec<Value>>) = (Vec::new(), None);
+        let mut totals: Vec<Option<Value>> = vec![None; trained];
+        let mut statistics = Statistics::default();
+        for pass in 0..accumulate {
+            let mut micro_batches = Vec::new();
+            for (part, views) in own.clone().zip(views.chunks(trained)) {
+                let given: Vec<(&str, Value)> = names.iter().map(String::as_str).zip(views.iter().copied()).collect();
+                micro_batches.push(self.micro_batch(graph, part * accumulate + pass, &statistics, &given)?);
+            }
+            let (inlinings, labels): (Vec<_>, Vec<_>) =
+                micro_batches.into_iter().map(|m| (m.inlining, (m.targets, m.teacher))).unzip();
+            let inlined = graph.inline_synced(self.forward, &inlinings, synced)?;
+            drop(inlinings);
+            statistics = Statistics::after(self.forward, &inlined[0]);
+            let mut shares = Vec::new();
+            for (part, (inlined, (targets, teacher))) in inlined.iter().zip(labels).enumerate() {
+                let (share, outcome) = self.share_of_loss(graph, inlined, targets, teacher)?;
+                outcomes[part].push(outcome);
+                shares.push(share);
+            }
+            let mut complete: Vec<Option<Value>> = vec![None; views.len()];
+            let mut finish = |graph: &mut Graph, i: usize, gradient: Value| {
+                complete[i] = Some(gradient);
+                let parameter = i % trained;
+                let of_parts: Option<Vec<Value>> = complete.iter().skip(parameter).step_by(trained).copied().collect();
+                if let Some(of_parts) = of_parts.filter(|_| pass + 1 == accumulate) {
+                    totals[parameter] = self.sum(graph, &of_parts)?;
+                }
+                Ok(gradient)
+            };
+            sums = Some(finish_gradients(graph, &shares, &views, sums.as_deref(), &mut finish)?);
+            losses = match pass {
+                0 => shares,
+                _ => {
+                    let pairs = losses.into_iter().zip(shares);
+                    pairs.map(|(loss, share)| graph.value(Binary::Add, &[loss, share])).collect::<Result<_, _>>()?
+                }
+            };
+        }
+        logits.extend(outcomes.into_iter().flatten());
+        let loss = self.sum(graph, &losses)?.ok_or(StepError::NoPart)?;
+        Ok(BatchSums { loss, gradients: totals.into_iter().flatten().collect(), statistics: statistics.0 })
+    }
+
+    /// The sum over all parts of the values of this process's parts.
+    fn sum(&self, graph: &mut Graph, of_parts: &[Value]) -> Result<Option<Value>, GraphError> {
+        let (mut tree, mut sum) = (PartTree::default(), None);
+        for (part, value) in self.options.parts.own.clone().zip(of_parts) {
+            sum = Some(tree.add(graph, *value, self.completion(part))?);
+        }
+        Ok(sum)
+    }
+
+    /// The slices of the step's inputs that a micro-batch consists of. `parameters` replace those of the model.
+    fn micro_batch<'a>(
         &self,
         graph: &mut Graph,
         micro_batch: usize,
-        statistics: &mut Statistics,
-    ) -> Result<(Value, Value), GraphError> {
+        statistics: &'a Statistics,
+        parameters: &[(&'a str, Value)],
+    ) -> Result<MicroBatch<'a>, GraphError> {
         let Passes { forward, inputs, options, .. } = self;
         let accumulate = options.accumulate.max(1);
         let (first, all) = (options.parts.own.start * accumulate, options.parts.count * accumulate);
@@ -97,18 +195,37 @@ impl Passes<'_> {
         let (image, targets) = (own(inputs.image)?, own(inputs.targets)?);
         let teacher = inputs.teacher.map(own).transpose()?;
         let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
-        let given: Vec<(&str, Value)> =
-            [("image", image)].into_iter().chain(inputs.seed.map(|seed| ("seed", seed))).chain(known).collect();
-        let inlined = graph.inline(forward, &given, micro_batch as u32 * forward.random_streams())?;
-        statistics.follow(forward, &inlined);
+        let given = [("image", image)].into_iter().chain(inputs.seed.map(|seed| ("seed", seed))).chain(known);
+        let given = given.chain(parameters.iter().copied()).collect();
+        let inlining = Inlining { given, streams: micro_batch as u32 * forward.random_streams() };
+        Ok(MicroBatch { inlining, targets, teacher })
+    }
+
+    /// The share of the batch's loss that an inlined forward pass has, and its logits.
+    fn share_of_loss(
+        &self,
+        graph: &mut Graph,
+        inlined: &Inlined,
+        targets: Value,
+        teacher: Option<Value>,
+    ) -> Result<(Value, Value), GraphError> {
+        let Passes { forward, options, .. } = self;
         let heads = options.objective.heads(forward)?;
         let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
         let loss = options.objective.build(graph, heads, targets, teacher)?;
         // The loss of a micro-batch is a mean, so the mean over the batch is the sum of such shares.
+        let all = options.parts.count * options.accumulate.max(1);
         let share = Scale(1.0 / all as f32);
         let share = if all == 1 { loss } else { graph.value(share, &[loss])? };
         Ok((share, inlined.value(forward.output("logits")?)))
     }
+}
+
+/// The operands of a forward pass and its loss.
+struct MicroBatch<'a> {
+    inlining: Inlining<'a>,
+    targets: Value,
+    teacher: Option<Value>,
 }
 
 /// The running statistics of batch norms, carried from one micro-batch of a part to the next.
@@ -116,12 +233,13 @@ impl Passes<'_> {
 struct Statistics(Vec<(String, Value)>);
 
 impl Statistics {
-    fn follow(&mut self, forward: &Graph, inlined: &Inlined) {
+    /// Those after an inlined forward pass.
+    fn after(forward: &Graph, inlined: &Inlined) -> Statistics {
         let name = |value: Value| match &forward.node(value.node).op {
             Op::Parameter(parameter) => Some(parameter.name.clone()),
             _ => None,
         };
         let updates = forward.updates().iter();
-        self.0 = updates.filter_map(|(old, new)| Some((name(*old)?, inlined.value(*new)))).collect();
+        Statistics(updates.filter_map(|(old, new)| Some((name(*old)?, inlined.value(*new)))).collect())
     }
 }
