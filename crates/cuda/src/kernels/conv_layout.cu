@@ -1,5 +1,5 @@
 // Layouts of images and filters for the implicit GEMM of hopper/convolve.cu, and the last step of the filters'
-// gradient.
+// gradient. X, Y: storage types. VEC: channels of an image with their padding.
 
 #define THREADS 256
 
@@ -9,8 +9,9 @@ struct FilterOrder {
     u32 rows, inner;
     // Strides of `rows` and `inner` in PyTorch's layout [filters, channels, height, width].
     u32 row_stride, inner_stride;
+    // Of a filter.
     u32 height, width;
-    // The taps: their number, the first, and the distance between them.
+    // The taps: their number, the first, and the distance between them, in rows and columns of the filter.
     u32 taps_y, taps_x;
     u32 first_y, first_x;
     u32 tap_step_y, tap_step_x;
@@ -18,12 +19,13 @@ struct FilterOrder {
     u32 padded_inner;
     // The order of a row. 1: [inner / 64][taps][64], 0: [taps][padded_inner].
     u32 channel_blocked;
+    // Elements of a row with its padding.
     u32 depth;
 };
 
-// A thread has one element of `rows`.
+// A thread has one element of `ordered`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    order_filters(const bf16* filters, bf16* rows, const FilterOrder order) {
+    order_filters(const bf16* filters, bf16* ordered, const FilterOrder order) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= (u64)order.rows * order.depth) return;
     const u32 row = (u32)(i / order.depth), column = (u32)(i % order.depth), taps = order.taps_y * order.taps_x;
@@ -37,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     bf16 value = from_float<bf16>(0.0f);
     if (tap < taps && inner < order.inner && y < order.height && x < order.width)
         value = filters[(u64)row * order.row_stride + (u64)inner * order.inner_stride + y * order.width + x];
-    rows[i] = value;
+    ordered[i] = value;
 }
 
 struct ImageBorder {

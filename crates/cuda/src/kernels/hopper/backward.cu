@@ -1,6 +1,6 @@
 // dQ, dK and dV. A unit is one whole head with as many queries as keys, each in one slot: TILES items of dK and dV
 // (tiles of keys), then TILES items of dQ (tiles of queries). `stats` are lse and delta = rowsum(dout * out) of all
-// queries.
+// queries. Compiled after tiles.cu, which describes the macros, units and slots, and both files of steps.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,

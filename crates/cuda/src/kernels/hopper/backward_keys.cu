@@ -1,5 +1,5 @@
 // dK and dV. A unit is TILES tiles of keys of one head; queries and dout are streamed. Reads the delta that
-// attention_backward_q wrote.
+// attention_backward_q wrote. Compiled after tiles.cu, which describes the macros, units and slots, and steps_keys.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_kv(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -8,33 +8,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                           int queries, int keys, float scale) {
     const SharedMemory shared(4 * TILES, 4 * TILES);
     const Ring ring = shared.ring;
-    const int key_groups = ceil_div(ceil_div(keys, 64), TILES), blocks = SINGLE ? 1 : ceil_div(queries, ROWS);
+    const int key_groups = ceil_div(ceil_div(keys, 64), TILES), query_blocks = SINGLE ? 1 : ceil_div(queries, ROWS);
     const int units = batch * heads * key_groups, lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-    using Schedule = SlotSchedule<2>; // K and V, then Q and dout of every block
+    using Schedule = SlotSchedule<2>; // K and V, then Q and dout of every block of queries
 
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (warp == 0) {
             u32 local_unit = 0;
             for (int unit = blockIdx.x; unit < units && lane == 0; unit += gridDim.x, local_unit++) {
-                const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
+                const int sample_head = unit / key_groups, sample = sample_head / heads, head = sample_head % heads;
                 const int row = unit % key_groups * TILES * 64;
                 ring.load(Schedule::resident(local_unit, 0), &k_map, sample, head, row);
                 ring.load(Schedule::resident(local_unit, 1), &v_map, sample, head, row);
-                for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &q_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &dout_map, sample, head, block * ROWS);
+                for (int query_block = 0; query_block < query_blocks; query_block++) {
+                    const int first_query = query_block * ROWS;
+                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 0), &q_map,
+                              sample, head, first_query);
+                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 1), &dout_map,
+                              sample, head, first_query);
                 }
             }
         } else {
             u32 stage = 0;
             for (int unit = blockIdx.x; unit < units; unit += gridDim.x) {
                 const i64 start = (i64)(unit / key_groups) * queries;
-                for (int block = 0; block < blocks; block++, stage++) {
+                for (int query_block = 0; query_block < query_blocks; query_block++, stage++) {
                     float *stats = shared.stats + stage % 2 * 2 * ROWS;
                     mbarrier_wait(shared.stats_empty + stage % 2 * 8, (stage / 2 & 1) ^ 1);
                     for (int i = (warp - 1) * 32 + lane; i < ROWS; i += 96) {
-                        const int row = block * ROWS + i;
+                        const int row = query_block * ROWS + i;
                         stats[i] = row < queries ? lse[start + row] * LOG2E : INFINITY;
                         stats[ROWS + i] = row < queries ? delta[start + row] : 0.0f;
                     }
@@ -48,22 +51,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
-            const int pair = unit / key_groups, sample = pair / heads, head = pair % heads;
+            const int sample_head = unit / key_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % key_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < keys;
             const SlotUse k = Schedule::resident(local_unit, 0), v = Schedule::resident(local_unit, 1);
-            u32 stage = local_unit * blocks;
+            u32 stage = local_unit * query_blocks;
 
             float sums_k[D / 2], sums_v[D / 2];
             ring.wait(k), ring.wait(v);
-            for (int block = 0; block < blocks; block++, stage++) {
-                const SlotUse q = Schedule::streamed(local_unit, blocks, block, 0),
-                              d = Schedule::streamed(local_unit, blocks, block, 1);
+            for (int query_block = 0; query_block < query_blocks; query_block++, stage++) {
+                const SlotUse q = Schedule::streamed(local_unit, query_blocks, query_block, 0),
+                              d = Schedule::streamed(local_unit, query_blocks, query_block, 1);
                 mbarrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
                 ring.wait(q), ring.wait(d);
                 slot_keys(sums_k, sums_v, ring.address(k) + tile * 64 * PITCH, ring.address(v) + tile * 64 * PITCH,
                           ring.address(q), ring.address(d), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E, active,
-                          block == 0);
+                          query_block == 0);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
                 ring.release(q), ring.release(d);

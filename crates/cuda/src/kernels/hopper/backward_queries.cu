@@ -1,5 +1,6 @@
 // dQ, and delta = rowsum(dout * out), which attention_backward_kv reads. A unit is TILES tiles of queries of one head;
-// keys and values are streamed.
+// keys and values are streamed. Compiled after tiles.cu, which describes the macros, units and slots, and
+// steps_queries.cu.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward_q(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -8,22 +9,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                          i64 q_stride, int batch, int heads, int queries, int keys, float scale) {
     const SharedMemory shared(4 * TILES, 1);
     const Ring ring = shared.ring;
-    const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
-    const int units = batch * heads * row_groups;
-    using Schedule = SlotSchedule<2>; // Q and dout, then K and V of every block
+    const int query_groups = ceil_div(ceil_div(queries, 64), TILES), key_blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
+    const int units = batch * heads * query_groups;
+    using Schedule = SlotSchedule<2>; // Q and dout, then K and V of every block of keys
 
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (threadIdx.x == CONSUMERS) {
             u32 local_unit = 0;
             for (int unit = blockIdx.x; unit < units; unit += gridDim.x, local_unit++) {
-                const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-                const int row = unit % row_groups * TILES * 64;
+                const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
+                const int row = unit % query_groups * TILES * 64;
                 ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, row);
                 ring.load(Schedule::resident(local_unit, 1), &dout_map, sample, head, row);
-                for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                for (int key_block = 0; key_block < key_blocks; key_block++) {
+                    const int first_key = key_block * ROWS;
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map,
+                              sample, head, first_key);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map,
+                              sample, head, first_key);
                 }
             }
         }
@@ -33,8 +37,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
-            const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-            const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16;
+            const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
+            const int row0 = (unit % query_groups * TILES + tile) * 64 + warp * 16;
             const bool active = row0 < queries;
             const SlotUse q = Schedule::resident(local_unit, 0), d = Schedule::resident(local_unit, 1);
 
@@ -46,18 +50,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     const bool valid = row < queries;
                     const i64 offset = ((i64)(sample * queries + (valid ? row : 0)) * heads + head) * HEAD_DIM;
                     delta[half] = row_dot(out + offset, dout + offset);
-                    if (valid) lse_log2[half] = lse[(i64)pair * queries + row] * LOG2E;
-                    if (valid && lane % 4 == 0) delta_out[(i64)pair * queries + row] = delta[half];
+                    if (valid) lse_log2[half] = lse[(i64)sample_head * queries + row] * LOG2E;
+                    if (valid && lane % 4 == 0) delta_out[(i64)sample_head * queries + row] = delta[half];
                 }
             }
             ring.wait(q), ring.wait(d);
-            for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(local_unit, blocks, block, 0),
-                              v = Schedule::streamed(local_unit, blocks, block, 1);
+            for (int key_block = 0; key_block < key_blocks; key_block++) {
+                const SlotUse k = Schedule::streamed(local_unit, key_blocks, key_block, 0),
+                              v = Schedule::streamed(local_unit, key_blocks, key_block, 1);
                 ring.wait(k), ring.wait(v);
                 slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
-                             ring.address(k), ring.address(v), lse_log2, delta, scale * LOG2E, active, block == 0,
-                             keys - block * ROWS);
+                             ring.address(k), ring.address(v), lse_log2, delta, scale * LOG2E, active, key_block == 0,
+                             keys - key_block * ROWS);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);
                 ring.release(k), ring.release(v);

@@ -1,8 +1,9 @@
 // Convolution of bf16 images by implicit GEMM: y[pixel][filter] is the sum over taps and channels of x · filters. The
 // gradient of the image is the same kernel, with dy as the image.
 //
-// A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 channels go through a software
-// pipeline of STAGES stages in shared memory: while the tensor cores multiply one step, all threads load a later one.
+// A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 elements of the reduction go
+// through a software pipeline of STAGES stages in shared memory: while the tensor cores multiply one step, all threads
+// load a later one.
 //
 // Compiled after gather.cu, which defines InputTaps, OutputPixels, the tiles and the pipeline. Channels and filters are
 // multiples of 8: chunks of 16 bytes are loaded and stored.
@@ -88,8 +89,8 @@ struct TileLoader {
     }
 };
 
-// Stores the row lane / 4 + 8 half of this warp's results, eight columns at a time; `to` is null past the last pixel,
-// whose lanes must still take part in the transpose.
+// Stores the row lane / 4 + 8 half of this warp's results, eight columns at a time; `to` is null past the last pixel;
+// those lanes must still take part in the transpose.
 static __device__ __forceinline__ void store_row(const float *sums, int half, bf16 *to, const bf16 *bias, u32 count) {
     const int quad_lane = threadIdx.x % 4;
 #pragma unroll
@@ -122,20 +123,19 @@ static __device__ __forceinline__ void store_row(const float *sums, int half, fl
 }
 
 // filters [filter_count][64 · steps] in the order of the reduction, padded with zeros (order_filters of conv_layout.cu).
-// Consecutive blocks have the same pixels and
-// different filters.
+// Consecutive blocks have the same pixels and different filters.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const bf16 *x, const bf16 *filters, const Y *bias, Y *y, const OutputPixels pixels, const InputTaps taps,
              u32 filter_count, u32 steps) {
     DYNAMIC_SHARED(unsigned char, memory);
-    const u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
-    const u32 columns = (filter_count + BLOCK_N - 1) / BLOCK_N;
-    const u32 first_pixel = blockIdx.x / columns * BLOCK_M, first_filter = blockIdx.x % columns * BLOCK_N;
+    const u32 first_stage = (shared_address(memory) + 1023) / 1024 * 1024;
+    const u32 blocks_n = (filter_count + BLOCK_N - 1) / BLOCK_N;
+    const u32 first_pixel = blockIdx.x / blocks_n * BLOCK_M, first_filter = blockIdx.x % blocks_n * BLOCK_N;
     TileLoader loader(x, filters, pixels, taps, first_pixel, first_filter, filter_count, steps * 64);
     float sums[BLOCK_N / 2];
     const u32 warpgroup = threadIdx.x / 128;
     run_pipeline<STAGES, STAGE_BYTES>(
-        sums, stages, steps, [&](u32 stage) { loader.load_stage(stage); },
+        sums, first_stage, steps, [&](u32 stage) { loader.load_stage(stage); },
         [&](u32 stage) {
             const u32 a = stage + warpgroup * 64 * ROW_BYTES, b = stage + A_BYTES;
 #pragma unroll

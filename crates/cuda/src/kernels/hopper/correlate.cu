@@ -5,6 +5,8 @@
 // A block of two warpgroups has BLOCK_M filters and BLOCK_N columns (taps and channels). With 128 filters each
 // warpgroup has 64 of them; with 64 both have all, and each sums half of the pixels into a separate split.
 //
+// Compiled after gather.cu, which defines InputTaps, OutputPixels, the tiles and the pipeline.
+//
 // Macros:
 //   BLOCK_M         64 or 128
 //   BLOCK_N         a multiple of 64, at most 192
@@ -22,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     correlate(const bf16 *dy, const bf16 *x, float *partials, const OutputPixels pixels, const InputTaps taps,
               u32 filter_count, u32 columns, u32 steps) {
     DYNAMIC_SHARED(unsigned char, memory);
-    const u32 stages = (shared_address(memory) + 1023) / 1024 * 1024;
+    const u32 first_stage = (shared_address(memory) + 1023) / 1024 * 1024;
     const u32 blocks_n = (columns + BLOCK_N - 1) / BLOCK_N;
     const u32 first_filter = blockIdx.x / blocks_n * BLOCK_M, first_column = blockIdx.x % blocks_n * BLOCK_N;
     const u32 row = threadIdx.x / 8, chunk = threadIdx.x % 8;
@@ -65,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 
     float sums[BLOCK_N / 2];
     const u32 warpgroup = threadIdx.x / 128;
-    run_pipeline<STAGES, STAGE_BYTES>(sums, stages, steps, load_stage, [&](u32 stage) {
+    run_pipeline<STAGES, STAGE_BYTES>(sums, first_stage, steps, load_stage, [&](u32 stage) {
         const u32 first = stage + (BLOCK_M == 64 ? warpgroup * 32 * ROW_BYTES : 0);
         const u32 a = first + (BLOCK_M == 64 ? 0 : warpgroup * TILE_BYTES), b = first + TILES_M * TILE_BYTES;
 #pragma unroll

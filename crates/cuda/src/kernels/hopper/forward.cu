@@ -1,6 +1,6 @@
 // out [batch, queries, heads, HEAD_DIM], and lse [batch, heads, queries], the log-sum-exp of every row of scores. A
 // unit is TILES tiles of queries of one head; keys and values are streamed in blocks of ROWS. `out_scale`, a
-// quantisation scale, and `lse` may be null.
+// quantisation scale, and `lse` may be null. Compiled after tiles.cu, which describes the macros, units and slots.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -8,20 +8,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                       int batch, int heads, int queries, int keys, float scale) {
     const SharedMemory shared(4 * TILES, 1);
     const Ring ring = shared.ring;
-    const int row_groups = ceil_div(ceil_div(queries, 64), TILES), blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
-    const int units = batch * heads * row_groups;
-    using Schedule = SlotSchedule<1>; // Q, then K and V of every block
+    const int query_groups = ceil_div(ceil_div(queries, 64), TILES), key_blocks = SINGLE ? 1 : ceil_div(keys, ROWS);
+    const int units = batch * heads * query_groups;
+    using Schedule = SlotSchedule<1>; // Q, then K and V of every block of keys
 
     if (threadIdx.x >= CONSUMERS) {
         decrease_registers();
         if (threadIdx.x == CONSUMERS) {
             u32 local_unit = 0;
             for (int unit = blockIdx.x; unit < units; unit += gridDim.x, local_unit++) {
-                const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-                ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, unit % row_groups * TILES * 64);
-                for (int block = 0; block < blocks; block++) {
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 0), &k_map, sample, head, block * ROWS);
-                    ring.load(Schedule::streamed(local_unit, blocks, block, 1), &v_map, sample, head, block * ROWS);
+                const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
+                ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, unit % query_groups * TILES * 64);
+                for (int key_block = 0; key_block < key_blocks; key_block++) {
+                    const int first_key = key_block * ROWS;
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map,
+                              sample, head, first_key);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map,
+                              sample, head, first_key);
                 }
             }
         }
@@ -34,16 +37,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
-            const int pair = unit / row_groups, sample = pair / heads, head = pair % heads;
-            const int row0 = (unit % row_groups * TILES + tile) * 64 + warp * 16; // of this warp
+            const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
+            const int row0 = (unit % query_groups * TILES + tile) * 64 + warp * 16; // of this warp
             const bool active = row0 < queries;
             const SlotUse q = Schedule::resident(local_unit, 0);
             ring.wait(q);
 
             float sums[D / 2], row_max[2] = {-INFINITY, -INFINITY}, row_sum[2] = {0.0f, 0.0f};
-            for (int block = 0; block < blocks; block++) {
-                const SlotUse k = Schedule::streamed(local_unit, blocks, block, 0),
-                              v = Schedule::streamed(local_unit, blocks, block, 1);
+            for (int key_block = 0; key_block < key_blocks; key_block++) {
+                const SlotUse k = Schedule::streamed(local_unit, key_blocks, key_block, 0),
+                              v = Schedule::streamed(local_unit, key_blocks, key_block, 1);
                 float s[ROWS / 2];
                 ring.wait(k);
                 wgmma_fence();
@@ -52,11 +55,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 wgmma_wait<0>();
                 fence_accumulators<ROWS / 2>(s);
                 ring.release(k);
-                if (block == blocks - 1) ring.release(q);
+                if (key_block == key_blocks - 1) ring.release(q);
 
                 u32 p[ROWS / 4];
                 float rescale[2];
-                const int valid_keys = keys - block * ROWS;
+                const int valid_keys = keys - key_block * ROWS;
 #pragma unroll
                 for (int i = 0; i < ROWS / 2; i++) {
                     const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -90,13 +93,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 }
                 row_sum[0] = row_sum[0] * rescale[0] + partial_sum[0];
                 row_sum[1] = row_sum[1] * rescale[1] + partial_sum[1];
-                if (block > 0) {
+                if (key_block > 0) {
 #pragma unroll
                     for (int i = 0; i < D / 2; i++) sums[i] *= rescale[i % 4 / 2];
                 }
                 ring.wait(v);
                 wgmma_fence();
-                accumulate<ROWS>(sums, p, ring.address(v), block == 0);
+                accumulate<ROWS>(sums, p, ring.address(v), key_block == 0);
                 wgmma_commit();
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);
@@ -113,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
                     const float value = half ? row_max[1] * factor + log2_approx(row_sum[1])
                                              : row_max[0] * factor + log2_approx(row_sum[0]);
-                    if (row < queries) lse[(i64)pair * queries + row] = value * LN2;
+                    if (row < queries) lse[(i64)sample_head * queries + row] = value * LN2;
                 }
             }
         }

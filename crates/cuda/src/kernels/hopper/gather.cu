@@ -1,5 +1,6 @@
 // Implicit GEMM on Hopper, for convolve.cu and correlate.cu: the coordinates of output pixels and of the input pixels
-// under their taps, asynchronous copies of those into shared memory, and the software pipeline.
+// under their taps, asynchronous copies of those into shared memory, and the software pipeline. Compiled after
+// instructions.cu.
 //
 // Tiles are rows of 64 bf16 (128 bytes) with the 128-byte swizzle: 16-byte chunk j of row r is at chunk j ^ (r % 8).
 // Taps in the padding are filled with zeros by the copy.
@@ -14,7 +15,7 @@ static __device__ __forceinline__ u32 quotient(u32 n, const Divisor &d) {
     return (__umulhi(d.factor, n) + n) >> d.shift;
 }
 
-// The rows of the GEMM: output pixels of images of height by width.
+// Output pixels of images of height by width: the rows of the GEMM in convolve, its reduction in correlate.
 struct OutputPixels {
     u32 count;
     Divisor height, width;
@@ -26,8 +27,8 @@ struct OutputPixel {
     u32 image, y, x;
 };
 static __device__ __forceinline__ OutputPixel pixel_of(u32 index, const OutputPixels &pixels) {
-    const u32 rows = quotient(index, pixels.width), image = quotient(rows, pixels.height);
-    return {image, rows - image * pixels.height.divisor, index - rows * pixels.width.divisor};
+    const u32 image_row = quotient(index, pixels.width), image = quotient(image_row, pixels.height);
+    return {image, image_row - image * pixels.height.divisor, index - image_row * pixels.width.divisor};
 }
 
 // The input pixels of an output pixel: taps_y by taps_x taps of `channels` elements, in images of height by width.
@@ -44,8 +45,8 @@ struct InputTaps {
     u32 channels;
 };
 
-// The input pixel of an output pixel's first tap, which may lie in the padding; OUTSIDE for an index past the last
-// pixel.
+// The input pixel of an output pixel's first tap, which may lie in the padding. Past the last pixel, y is OUTSIDE, so
+// that all taps lie in the padding.
 constexpr int OUTSIDE = -0x40000000;
 struct FirstTap {
     int y, x, offset;
@@ -79,14 +80,16 @@ static __device__ __forceinline__ u64 tile_descriptor(u32 address, u32 tile_stri
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (tile_stride >> 4) << 16 | (address & 0x3ffff) >> 4;
 }
 
-// The software pipeline of an implicit GEMM over `stages` of shared memory: load_stage(address) starts the copies of
-// the next step, multiply(address) issues the wgmma of a step that has arrived, which adds to `sums`.
+// The software pipeline of an implicit GEMM, with STAGES_ stages in shared memory from address first_stage on.
+// load_stage(address) starts the copies of the next step; multiply(address) issues the wgmma of a step that has
+// arrived, which adds to `sums`.
 template <int STAGES_, int STAGE_BYTES_, int N, class Load, class Multiply>
-static __device__ __forceinline__ void run_pipeline(float (&sums)[N], u32 stages, u32 steps, Load load_stage,
+static __device__ __forceinline__ void run_pipeline(float (&sums)[N], u32 first_stage, u32 steps, Load load_stage,
                                                     Multiply multiply) {
+    // Not prefetched into: the stage that is being multiplied and the one before it, whose wgmma may still run.
     constexpr int AHEAD = STAGES_ - 2;
     for (u32 step = 0; step < AHEAD; step++) {
-        if (step < steps) load_stage(stages + step * STAGE_BYTES_);
+        if (step < steps) load_stage(first_stage + step * STAGE_BYTES_);
         cp_async_commit();
     }
 #pragma unroll
@@ -99,11 +102,11 @@ static __device__ __forceinline__ void run_pipeline(float (&sums)[N], u32 stages
         fence_proxy_async();
         __syncthreads();
         wgmma_fence();
-        multiply(stages + current * STAGE_BYTES_);
+        multiply(first_stage + current * STAGE_BYTES_);
         wgmma_commit();
-        // No warpgroup reads this stage any more: each passed wgmma_wait of the step before, and then the barrier
+        // No warpgroup reads stage `next` any more: each passed wgmma_wait of the step before, and then the barrier
         // above.
-        if (step + AHEAD < steps) load_stage(stages + next * STAGE_BYTES_);
+        if (step + AHEAD < steps) load_stage(first_stage + next * STAGE_BYTES_);
         cp_async_commit();
         wgmma_wait<1>();
         current = current + 1 == STAGES_ ? 0 : current + 1;

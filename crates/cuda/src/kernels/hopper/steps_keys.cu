@@ -1,5 +1,6 @@
 // A step: N queries for a tile of keys. The scores are computed transposed, so that weights and the gradients of scores
 // are A operands of dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
+// Compiled after tiles.cu.
 
 template <int N>
 static __device__ __forceinline__ void step_keys(float *dk, float *dv, u32 k_tile, u32 v_tile, u32 q_rows,

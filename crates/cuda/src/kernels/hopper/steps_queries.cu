@@ -1,5 +1,5 @@
 // A step: N keys, of which the first `valid_keys` are valid, for a tile of queries: dQ += dS K, still pending on
-// return.
+// return. Compiled after tiles.cu.
 
 template <int N>
 static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,

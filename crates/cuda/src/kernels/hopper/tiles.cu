@@ -6,7 +6,7 @@
 // `local_unit`. A unit is TILES tiles of 64 rows of one head. A producer warpgroup loads ROWS rows of q, k, v or dout
 // at a time by TMA into a ring of SLOTS slots of shared memory (rows past the end and columns past HEAD_DIM are zeros).
 // WARPGROUPS consumer warpgroups compute the tiles in turn. Loads run ahead as far as there are free slots, so that
-// they overlap with the arithmetic of earlier units.
+// they overlap with the arithmetic of earlier units. Compiled after instructions.cu.
 //
 // Macros (lower/attention/tiling.rs):
 //   HEAD_DIM       a multiple of 8, at most 128
@@ -111,7 +111,7 @@ struct Ring {
 // Shared memory: the slots, room for reads past the last, two stages of lse and delta, and the mbarriers.
 struct SharedMemory {
     Ring ring;
-    // [stage][lse · log2(e), delta][ROWS]
+    // [stage][lse · log2(e), delta][ROWS], written by warps 1 to 3 of the producer.
     float *stats;
     u32 stats_full, stats_empty;
 

@@ -1,6 +1,6 @@
 // dq, dk, dv and dbias where queries and keys are one tile each, so that all operands are read once. Each warp has 16
 // queries, for dq and dbias, and then 16 keys, for dk and dv; in between, weights and gradients of scores pass through
-// shared memory.
+// shared memory. Compiled after tiles.cu, which describes the macros, the work of a block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(QUERIES);
 // Keys, and their rows in shared memory.
@@ -88,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     for (int i = 0; i < 2; i++) {
                         const int e = 2 * half + i;
                         w[n][e] = exp2_approx(w[n][e] * factor + (pair[i] * LOG2E - row_lse[half]));
+                        // N is KEYS rounded up to 8.
                         if (n == N / 8 - 1 && column_of(n, i) >= KEYS) w[n][e] = 0.0f;
                         if (DROPOUT) d[n][e] *= dropout_factor(mask, seed, first_row, row_of(e), column_of(n, e));
                         delta[half] += w[n][e] * d[n][e];

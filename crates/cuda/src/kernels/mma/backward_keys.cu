@@ -1,5 +1,6 @@
 // dk and dv for more than one tile of tokens. The resident tile is keys; queries and dy are streamed, with their
 // log-sum-exp and delta. Scores are computed transposed, so that they are A operands of dv = P^T dy and dk = dS^T q.
+// Compiled after tiles.cu, which describes the macros, the work of a block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(KEYS), RESIDENT_TILES = tiles_of(KEYS);
 // Queries of a streamed tile, and their rows in shared memory.
@@ -78,10 +79,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     float weight = exp2_approx(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
                     // Past the last query or key there is no score.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
-                    const float factor =
+                    const float dropout =
                         DROPOUT ? dropout_factor(mask, seed, first_row, query, begin + row_of(e)) : 1.0f;
-                    w[n][e] = weight * factor;
-                    d[n][e] = weight * (d[n][e] * factor - columns_delta[i]);
+                    w[n][e] = weight * dropout;
+                    d[n][e] = weight * (d[n][e] * dropout - columns_delta[i]);
                 }
             }
         }

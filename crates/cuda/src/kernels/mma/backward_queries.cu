@@ -1,5 +1,6 @@
 // dq and dbias for more than one tile of tokens. The resident tile is queries; keys and values are streamed. Also
 // writes delta = rowsum(out * dy), which the gradients of all scores of a row contain.
+// Compiled after tiles.cu, which describes the macros, the work of a block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(QUERIES), RESIDENT_TILES = tiles_of(QUERIES);
 // Keys of a streamed tile, and their rows in shared memory.

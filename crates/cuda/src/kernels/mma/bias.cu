@@ -1,4 +1,5 @@
-// Biases and their gradients. They are stored in the layout of the accumulators of the scores, ThreadPairs.
+// Biases and their gradients. They are stored in the layout of the accumulators of the scores, ThreadPairs. Compiled
+// after tiles.cu.
 
 // Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
@@ -26,5 +27,5 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
 // The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
 static __device__ __forceinline__ float* split_partials(float* dbias, const AttentionShape& s, const BlockWork& work) {
     return dbias +
-           (((u64)work.first / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
+           (((u64)work.first_sample / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
 }

@@ -1,5 +1,6 @@
 // out and, unless it is null, the log-sum-exp of every row of scores. The resident tile is queries; keys and values are
-// streamed, with an online softmax over their tiles.
+// streamed, with an online softmax over their tiles. Compiled after tiles.cu, which describes the macros, the work of a
+// block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(QUERIES), RESIDENT_TILES = tiles_of(QUERIES);
 // Keys of a streamed tile, and their rows in shared memory.
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 for (int i = 0; i < 2; i++) {
                     float& x = w[n][2 * half + i];
                     x = x * factor + pair[i] * LOG2E;
-                    // With one tile, only the last columns can lie past the last key.
+                    // With one tile, N is KEYS rounded up to 8: only the last 8 columns can lie past the last key.
                     if ((TILES > 1 || n == N / 8 - 1) && tile * N + column_of(n, i) >= KEYS) x = -INFINITY;
                     new_max[half] = fmaxf(new_max[half], x);
                 }
@@ -95,10 +96,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             row_sum[0] = quad_sum(row_sum[0]), row_sum[1] = quad_sum(row_sum[1]);
             store_rows(sums, out + sample * QUERIES * s.out_stride + work.head * HEAD, s.out_stride, begin, QUERIES,
                        1.0f / row_sum[0], 1.0f / row_sum[1]);
-            const int half = threadIdx.x % 4, row = begin + row_of(2 * half);
-            if (lse && half < 2 && row < QUERIES)
+            const int quad_lane = threadIdx.x % 4, row = begin + row_of(2 * quad_lane);
+            if (lse && quad_lane < 2 && row < QUERIES)
                 lse[first_row + row] =
-                    LN2 * (half ? row_max[1] + log2_approx(row_sum[1]) : row_max[0] + log2_approx(row_sum[0]));
+                    LN2 * (quad_lane ? row_max[1] + log2_approx(row_sum[1]) : row_max[0] + log2_approx(row_sum[0]));
         }
     }
 }

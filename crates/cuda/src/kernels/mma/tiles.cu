@@ -4,7 +4,7 @@
 // A block has one head, one group of samples that share a bias, and one resident tile of up to 64 queries (or keys), 16
 // for each warp. It loops over the samples of its split, so that the bias is read once and its gradient is summed in
 // place. For each sample, the keys (or queries) are streamed in tiles, each prefetched into shared memory while the one
-// before is multiplied. Kernels number the pairs of sample and streamed tile as `item`.
+// before is multiplied. Compiled after instructions.cu. Kernels number the pairs of sample and streamed tile as `item`.
 //
 // Macros (lower/attention/mma.rs):
 //   ELEMENT        storage type of all operands and results but the bias
@@ -42,9 +42,9 @@ struct AttentionShape {
     u64 dq_stride, dk_stride, dv_stride;
 };
 
-// A block's head, tile of tokens, group, and samples first .. first + count - 1 of the group.
+// A block's head, resident tile, group, and `count` samples of the group from first_sample on.
 struct BlockWork {
-    u32 head, tile, group, first, count;
+    u32 head, tile, group, first_sample, count;
 
     __device__ __forceinline__ BlockWork(const AttentionShape& s, u32 tiles) {
         // Heads are innermost: their rows are adjacent in memory, and their blocks run at the same time.
@@ -52,12 +52,13 @@ struct BlockWork {
         head = rest % s.heads, rest /= s.heads;
         tile = rest % tiles, rest /= tiles;
         group = rest % s.groups;
-        first = rest / s.groups * s.samples_per_split;
+        first_sample = rest / s.groups * s.samples_per_split;
         const u32 members = s.batch / s.groups;
-        count = first >= members ? 0 : first + s.samples_per_split < members ? s.samples_per_split : members - first;
+        const u32 end = first_sample + s.samples_per_split;
+        count = first_sample >= members ? 0 : end < members ? s.samples_per_split : members - first_sample;
     }
     __device__ __forceinline__ u64 sample(const AttentionShape& s, u32 i) const {
-        return (u64)(first + i) * s.groups + group;
+        return (u64)(first_sample + i) * s.groups + group;
     }
 };
 
