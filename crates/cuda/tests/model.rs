@@ -88,9 +88,9 @@ fn scalars_are_read_back_while_the_next_run_is_under_way() {
     }
     assert!(expected.windows(2).all(|pair| pair[0] != pair[1]), "steps differ: {expected:?}");
     let mut found = Vec::new();
-    let mut poll = |ahead: &mut dyn Executable| {
+    let mut collect = |ahead: &mut dyn Executable| {
         let mut values = [0.0; 2];
-        ahead.poll(&mut values).unwrap();
+        ahead.collect(&mut values).unwrap();
         found.push(values.map(f64::from));
     };
     for step in 1..=5 {
@@ -98,12 +98,12 @@ fn scalars_are_read_back_while_the_next_run_is_under_way() {
         ahead.run().unwrap();
         ahead.read_async(&names).unwrap();
         if step > 1 {
-            poll(ahead.as_mut());
+            collect(ahead.as_mut());
         }
     }
-    poll(ahead.as_mut());
+    collect(ahead.as_mut());
     assert_eq!(found, expected);
-    assert!(ahead.poll(&mut [0.0; 2]).is_err());
+    assert!(ahead.collect(&mut [0.0; 2]).is_err());
     assert!(ahead.read_async(&["logits"]).is_err());
     (0..2).for_each(|_| ahead.read_async(&names).unwrap());
     assert!(ahead.read_async(&names).is_err());

@@ -244,12 +244,12 @@ pub trait Executable: Send {
         false
     }
 
-    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::poll`]. One
+    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::collect`]. One
     /// more run and its read-back may be started before the first is collected.
     fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError>;
 
     /// Collects the oldest read-back, waiting until it is complete.
-    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
+    fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError>;
 
     /// Replaces all parameters, and whatever the device computed from them when the graph was compiled. Results of the
     /// next run are the same bits as those of the graph compiled with these parameters.

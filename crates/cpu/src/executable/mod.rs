@@ -38,7 +38,7 @@ pub(crate) struct CpuExecutable {
     parameters: NamedValues,
     /// New values of parameters that no kernel writes in place, and the parameters: copied when all kernels have run.
     updates: Vec<(*const [f32], *mut [f32])>,
-    /// Values of `read_async` that have not been polled.
+    /// Values of `read_async` that have not been collected.
     read_back: VecDeque<f32>,
 }
 
@@ -228,7 +228,7 @@ impl Executable for CpuExecutable {
         Ok(())
     }
 
-    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+    fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         if self.read_back.len() < into.len() {
             let reason = format!("{} values were read back, but {} were requested", self.read_back.len(), into.len());
             return Err(GraphError::device(DEVICE, reason));

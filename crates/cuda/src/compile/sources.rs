@@ -101,6 +101,7 @@ pub(crate) struct KernelVariant {
 }
 
 impl KernelVariant {
+    /// The source with its defaults: f32 operands, and the values above.
     pub fn new(source: &'static KernelSource) -> Self {
         let types = source.storage_types.iter().map(|&name| (name, "float"));
         let defines = types.chain(source.defaults.iter().copied()).map(|(name, value)| (name, value.to_string()));

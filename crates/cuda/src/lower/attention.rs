@@ -144,8 +144,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
         return Ok(());
     }
     // The weights are computed from the log-sum-exp, even if the result has no consumer.
-    let lse = if lse.is_used() || !weights.is_used() { lse.address } else { e.scratch(4 * x.score_rows()) };
-    let result = if out.is_used() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
+    let lse = if lse.is_written() || !weights.is_written() { lse.address } else { e.scratch(4 * x.score_rows()) };
+    let result = if out.is_written() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
     // Only the kernels for Hopper write e4m3; other results are quantised afterwards.
     let stored = if out.storage == Storage::E4m3 { call.storage } else { out.storage };
     let variant = call.variant().with("O", stored.name());
@@ -169,7 +169,7 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
             e.quantise((to, stored), result, out.scales, count);
         }
     }
-    if weights.is_used() {
+    if weights.is_written() {
         let arguments =
             KernelArguments::new().pointers(&[q, k, call.bias(), lse, weights.address]).fields(call.shape([0; 3]));
         e.kernel(variant, "attention_weights", [x.score_rows(), 1, 1], THREADS, 0, arguments);
@@ -188,12 +188,12 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let width = x.width();
     let (gradients, strides) = if op.packed {
         let d = &e.outputs[0];
-        let part = |part: usize| if d.is_used() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
+        let part = |part: usize| if d.is_written() { d.address + (part * width * d.storage.bytes()) as u64 } else { 0 };
         ([0, 1, 2].map(|i| (part(i), d.storage)), [3 * width; 3])
     } else {
         ([0, 1, 2].map(|i| (e.outputs[i].address, e.outputs[i].storage)), [width; 3])
     };
-    let dbias = e.outputs.get(op.operands()).filter(|d| d.is_used()).cloned();
+    let dbias = e.outputs.get(op.operands()).filter(|d| d.is_written()).cloned();
     let all_bf16 =
         [dy.storage, out.storage].iter().chain(gradients.iter().map(|(_, s)| s)).all(|&s| s == Storage::Bf16);
     if all_bf16 && gradients.iter().all(|&(address, _)| address != 0) {

@@ -107,7 +107,7 @@ pub(super) fn batch(op: &BatchNorm, e: &mut Emitter) {
 }
 
 /// relu(batch_norm(x) + residual), the first output; the residual is the sixth input, if there is one.
-pub(super) fn batch_and_relu(op: &BatchNorm, e: &mut Emitter) {
+pub(super) fn batch_relu(op: &BatchNorm, e: &mut Emitter) {
     let residual = e.inputs.get(5).cloned();
     batch_with(op, NormEpilogue { relu: true, residual }, e);
 }
@@ -129,9 +129,9 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
         return;
     }
     let [gamma, beta] = [e.inputs[1].address, e.inputs[2].address];
-    let [mean, rstd] = [1, 2].map(|i| used_or_scratch(i, e));
+    let [mean, rstd] = [1, 2].map(|i| output_or_scratch(i, e));
     moments(e, &x, shape, epsilon, [mean, rstd, 0], running);
-    if y.is_used() {
+    if y.is_written() {
         normalise(e, &x, shape, [gamma, beta, mean, rstd], &epilogue, &y);
     }
 }
@@ -189,7 +189,7 @@ fn normalise(
 pub(super) fn batch_moments(e: &mut Emitter) {
     let x = e.inputs[0].clone();
     let shape = NormShape::new(&x.shape, None);
-    let [mean, variance] = [0, 1].map(|i| used_or_scratch(i, e));
+    let [mean, variance] = [0, 1].map(|i| output_or_scratch(i, e));
     if x.shape.elements() > 0 {
         let rstd = e.scratch(4 * shape.channels);
         moments(e, &x, shape, 0.0, [mean, rstd, variance], CStruct::new().u64s(&[0; 4]).f32(0.0));
@@ -211,7 +211,7 @@ pub(super) fn sync_batch(op: &SyncBatchNorm, e: &mut Emitter) {
         return;
     }
     let [mean_sum, variance_sum, old_mean, old_variance] = [0, 1, 2, 3].map(|i| e.inputs[3 * own + i].address);
-    let [mean, rstd] = [own, own + 1].map(|i| used_or_scratch(i, e));
+    let [mean, rstd] = [own, own + 1].map(|i| output_or_scratch(i, e));
     let [new_mean, new_variance] = [own + 2, own + 3].map(|i| e.outputs[i].address);
     let running = [old_mean, old_variance, new_mean, new_variance];
     let running = running.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)).f32(op.norm.momentum);
@@ -228,7 +228,7 @@ pub(super) fn sync_batch(op: &SyncBatchNorm, e: &mut Emitter) {
     for part in 0..own {
         let (x, y) = (e.inputs[part].clone(), e.outputs[part].clone());
         let [gamma, beta] = [own + part, 2 * own + part].map(|i| e.inputs[i].address);
-        if y.is_used() {
+        if y.is_written() {
             normalise(e, &x, shape, [gamma, beta, mean, rstd], &NormEpilogue::default(), &y);
         }
     }
@@ -263,14 +263,14 @@ pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
 }
 
 /// The gradient of relu(batch_norm(x)); `beta` is the sixth input.
-pub(super) fn backward_of_relu(e: &mut Emitter) {
+pub(super) fn batch_relu_grad(e: &mut Emitter) {
     let beta = e.inputs[5].address;
     backward_with(None, ReluGrad::OfNorm(beta), e);
 }
 
 /// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
 /// seventh, if there is one; the gradient of the sum is the fourth output.
-pub(super) fn backward_of_sum(e: &mut Emitter) {
+pub(super) fn batch_add_relu_grad(e: &mut Emitter) {
     let (result, dy2, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
     backward_with(None, ReluGrad::OfSum { result, dy2, dx }, e);
 }
@@ -279,7 +279,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
     let (mut dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let shape = NormShape::new(&x.shape, groups);
     let [gamma, mean, rstd] = [2, 3, 4].map(|i| e.inputs[i].address);
-    let [dgamma, dbeta] = [1, 2].map(|i| used_or_scratch(i, e));
+    let [dgamma, dbeta] = [1, 2].map(|i| output_or_scratch(i, e));
     if x.shape.elements() == 0 {
         for to in [dgamma, dbeta] {
             e.requests.push(Request::Clear { to, bytes: 4 * shape.channels });
@@ -316,7 +316,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         .fields(relu_operands.iter().fold(CStruct::new(), |fields, &address| fields.u64(address)));
     e.kernel(sums.with("RELU", relu), "channel_dots", [shape.blocks(), splits, 1], THREADS, 0, arguments);
     sum_splits(e, (partials, splits), shape.channels, dbeta, dgamma);
-    if !dx.is_used() {
+    if !dx.is_written() {
         return;
     }
     // `channel_dots` has written the gradient of the sum.
@@ -363,7 +363,7 @@ fn normalise_grad(
 }
 
 /// The address of an f32 output that other kernels of the node read, in scratch memory if it has no other consumers.
-fn used_or_scratch(output: usize, e: &mut Emitter) -> u64 {
+fn output_or_scratch(output: usize, e: &mut Emitter) -> u64 {
     let (address, count) = (e.outputs[output].address, e.outputs[output].shape.elements());
     if address != 0 { address } else { e.scratch(4 * count) }
 }

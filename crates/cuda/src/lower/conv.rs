@@ -56,8 +56,8 @@ impl ConvGeometry {
         self.channels_per_group() * self.kernel[0] * self.kernel[1]
     }
 
-    /// Rows of im2col for one image: output pixels.
-    fn rows(&self) -> usize {
+    /// Output pixels of one image: rows of im2col.
+    fn pixels(&self) -> usize {
         self.output[0] * self.output[1]
     }
 
@@ -67,7 +67,7 @@ impl ConvGeometry {
 
     /// Images of one im2col.
     fn images(&self, bytes: usize) -> usize {
-        (MAX_IM2COL_BYTES / (self.rows() * self.columns() * bytes).max(1)).clamp(1, self.batch.max(1))
+        (MAX_IM2COL_BYTES / (self.pixels() * self.columns() * bytes).max(1)).clamp(1, self.batch.max(1))
     }
 
     /// The first image, the number of images and the group of every matrix product.
@@ -100,7 +100,7 @@ fn im2col(
 ) {
     let operand = e.operand_storage();
     let variant = KernelVariant::new(&compile::CONV).with("X", stored.name()).with("Y", operand.name());
-    let elements = count * geometry.rows() * geometry.columns();
+    let elements = count * geometry.pixels() * geometry.columns();
     let from = image + (start * geometry.image_len() * stored.bytes()) as u64;
     let arguments = KernelArguments::new().pointer(from).pointer(to).fields(geometry.shape(group)).u64(elements);
     e.kernel_1d(variant, "im2col", elements, 1, arguments);
@@ -115,14 +115,14 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
     let weight = e.input_as(1, operand);
     let bias = op.bias.then(|| e.input_as(2, y.storage));
     let images = geometry.images(operand.bytes());
-    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let im2col_matrix = e.scratch(images * geometry.pixels() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
     for (start, count, group) in geometry.products(images) {
         im2col(&geometry, x, (start, count, group), im2col_matrix, e);
         let filters = weight + (group * per_group * columns * operand.bytes()) as u64;
-        let first = start * geometry.rows() * geometry.filters + group * per_group;
+        let first = start * geometry.pixels() * geometry.filters + group * per_group;
         let mut product = e.product(
-            [1, count * geometry.rows(), per_group, columns],
+            [1, count * geometry.pixels(), per_group, columns],
             Matrix::dense(im2col_matrix, columns),
             Matrix { transposed: true, ..Matrix::dense(filters, columns) },
             (Matrix::dense(y.address + (first * y.storage.bytes()) as u64, geometry.filters), y.storage),
@@ -140,13 +140,13 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
     let (operand, dx) = (e.operand_storage(), e.outputs[0].clone());
     let (dy, weight) = (e.input_as(0, operand), e.input_as(1, operand));
     let images = geometry.images(operand.bytes());
-    let im2col_grad = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let im2col_grad = e.scratch(images * geometry.pixels() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
     for (start, count, group) in geometry.products(images) {
         let filters = weight + (group * per_group * columns * operand.bytes()) as u64;
-        let first = start * geometry.rows() * geometry.filters + group * per_group;
+        let first = start * geometry.pixels() * geometry.filters + group * per_group;
         let product = e.product(
-            [1, count * geometry.rows(), columns, per_group],
+            [1, count * geometry.pixels(), columns, per_group],
             Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters),
             Matrix::dense(filters, columns),
             (Matrix::dense(im2col_grad, columns), operand),
@@ -169,17 +169,17 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let (operand, x, dw) = (e.operand_storage(), e.stored(1), e.outputs[0].clone());
     let dy = e.input_as(0, operand);
     let images = geometry.images(operand.bytes());
-    let im2col_matrix = e.scratch(images * geometry.rows() * geometry.columns() * operand.bytes());
+    let im2col_matrix = e.scratch(images * geometry.pixels() * geometry.columns() * operand.bytes());
     let (per_group, columns) = (geometry.filters_per_group(), geometry.columns());
-    if geometry.batch * geometry.rows() == 0 {
+    if geometry.batch * geometry.pixels() == 0 {
         e.requests.push(Request::Clear { to: dw.address, bytes: dw.shape.elements() * dw.storage.bytes() });
     }
     for (start, count, group) in geometry.products(images) {
         im2col(&geometry, x, (start, count, group), im2col_matrix, e);
-        let first = start * geometry.rows() * geometry.filters + group * per_group;
+        let first = start * geometry.pixels() * geometry.filters + group * per_group;
         let to = Matrix::dense(dw.address + (group * per_group * columns * dw.storage.bytes()) as u64, columns);
         let mut product = e.product(
-            [1, per_group, columns, count * geometry.rows()],
+            [1, per_group, columns, count * geometry.pixels()],
             Matrix { transposed: true, ..Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters) },
             Matrix::dense(im2col_matrix, columns),
             (to, dw.storage),

@@ -23,7 +23,7 @@ pub(super) fn backward(heads: usize, e: &mut Emitter) {
     let variant = variant(dim).with("X", x.storage.name()).with("DY", dy.storage.name()).with("Y", dx.storage.name());
     let (dy, x, scale, dots) = (dy.address, x.address, scale.address, e.outputs[1].address);
     // The kernel writes this result even if only the dot products have consumers.
-    let result = if dx.is_used() { dx.address } else { e.scratch(vectors * dim * dx.storage.bytes()) };
+    let result = if dx.is_written() { dx.address } else { e.scratch(vectors * dim * dx.storage.bytes()) };
     let pointers = KernelArguments::new().pointers(&[dy, x, scale, result, dots]);
     let arguments = pointers.fields(CStruct::new().u32s(&[heads, dim])).u64(vectors);
     launch("cosine_qkv_grad", variant, vectors, arguments, e);

@@ -39,13 +39,13 @@ use crate::run::launch::{KernelLaunch, Request};
 /// A value as an operand of kernels.
 #[derive(Debug, Clone)]
 pub(crate) struct Operand {
-    /// Its address; 0 for an output without consumers, or a value that is stored only as a copy.
+    /// Its address; 0 for an output that nothing outside its fused group reads, or a stored value without f32 form.
     pub address: u64,
     /// The storage type at `address`.
     pub storage: Storage,
-    /// The address of its 16-bit copy; 0 without one.
-    pub copy: u64,
-    /// The address of its e4m3 copy; 0 without one.
+    /// The address of a stored value's 16-bit form ([`StoredForms`](crate::plan::prepare::StoredForms)); 0 without one.
+    pub half: u64,
+    /// The address of a stored value's e4m3 form; 0 without one.
     pub e4m3: u64,
     /// The address of its quantisation scale and the scale's inverse; 0 without one.
     pub scales: u64,
@@ -53,8 +53,8 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
-    /// Whether this output has consumers.
-    pub fn is_used(&self) -> bool {
+    /// Whether this output has consumers, so that it must be written.
+    pub fn is_written(&self) -> bool {
         self.address != 0
     }
 }
@@ -74,9 +74,10 @@ pub(crate) struct Emitter {
     scratch: BumpRegion,
     /// cuBLASLt's workspace, shared by the node's products, which run one after another.
     workspace: Option<u64>,
+    /// Constant tables that the kernels read.
     tables: BumpRegion,
     /// Addresses and contents of the tables, to be uploaded before the first run.
-    pub contents: Vec<(u64, Vec<u8>)>,
+    pub table_contents: Vec<(u64, Vec<u8>)>,
 }
 
 /// A bump allocator.
@@ -98,7 +99,7 @@ impl BumpRegion {
     }
 }
 
-/// Elements of the widest vector of a thread: `VEC` of the kernels.
+/// Elements of the widest vector of a thread: `VEC` of the kernel files that define it as 8.
 const VECTOR: usize = 8;
 
 /// The widest vector that divides all extents.
@@ -132,7 +133,7 @@ impl Emitter {
             scratch: BumpRegion::at(scratch),
             workspace: None,
             tables: BumpRegion::at(tables),
-            contents: Vec::new(),
+            table_contents: Vec::new(),
         }
     }
 
@@ -154,7 +155,7 @@ impl Emitter {
     /// Memory with a constant content.
     fn table(&mut self, content: Vec<u8>) -> u64 {
         let address = self.tables.take(content.len());
-        self.contents.push((address, content));
+        self.table_contents.push((address, content));
         address
     }
 
@@ -198,8 +199,8 @@ impl Emitter {
         if operand.storage == storage && operand.address != 0 {
             return operand.address;
         }
-        if storage == self.operand_storage() && operand.copy != 0 {
-            return operand.copy;
+        if storage == self.operand_storage() && operand.half != 0 {
+            return operand.half;
         }
         let count = operand.shape.elements();
         let to = self.scratch(count * storage.bytes());
@@ -210,7 +211,7 @@ impl Emitter {
     /// The address and storage type of an input in the form that is stored.
     fn stored(&self, input: usize) -> (u64, Storage) {
         let operand = &self.inputs[input];
-        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.copy, self.operand_storage()) }
+        if operand.address != 0 { (operand.address, operand.storage) } else { (operand.half, self.operand_storage()) }
     }
 
     fn convert(&mut self, from: u64, stored: Storage, to: u64, storage: Storage, count: usize) {
@@ -298,9 +299,9 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::Attention(op) => attention::forward(op, e)?,
         Op::AttentionGrad(op) => attention::backward(&op.0, e)?,
         Op::Rotary(op) => rotary::rotate(op, e),
-        Op::RotaryGrad(op) => rotary::table_grad(op, e),
+        Op::RotaryGrad(op) => rotary::cos_sin_grad(op, e),
         Op::RotaryTables(_) => rotary::tables(e),
-        Op::RotaryTablesGrad(_) => rotary::tables_grad(e),
+        Op::RotaryTablesGrad(_) => rotary::frequencies_grad(e),
         Op::Uniform(op) => rotary::uniform(op, e),
         Op::TokenSubset(op) => {
             let tokens = e.inputs[0].shape[1];
@@ -309,8 +310,8 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::TokenSubsetGrad(op) => rows::token_subset(op.subset, op.tokens, "token_subset_grad", e),
         Op::CosineQkv(op) => cosine::forward(op.heads, e),
         Op::CosineQkvGrad(op) => cosine::backward(op.heads, e),
-        Op::LayerNorm(op) => norm::forward(op, None, None, e),
-        Op::AddLayerNorm(op) => norm::forward(&op.0, Some(1), None, e),
+        Op::LayerNorm(op) => norm::layer_norm(op, e),
+        Op::AddLayerNorm(op) => norm::add_layer_norm(&op.0, e),
         Op::LayerNormGrad(op) => norm::backward(*op, norm::NormGradFusion::default(), e),
         Op::Softmax(_) => rows::softmax(e),
         Op::SoftmaxGrad(_) => rows::softmax_grad(e),
@@ -354,7 +355,7 @@ pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
 
 /// A layer norm of a sum with stochastic depth on its second term; the seed is the last input.
 pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
-    norm::forward(op, Some(1), Some(drop), e);
+    norm::dropped_add_layer_norm(op, drop, e);
 }
 
 /// A layer norm's gradient with fused operations; their inputs and outputs follow those of the gradient.
@@ -368,17 +369,17 @@ pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
 }
 
 /// relu(batch_norm(x)), which replaces the norm's first output; a sixth input is a residual, added before the relu.
-pub(crate) fn batch_norm_and_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
-    channel_norm::batch_and_relu(op, e);
+pub(crate) fn batch_norm_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
+    channel_norm::batch_relu(op, e);
 }
 
 /// The gradient of relu(batch_norm(x)); the norm's `beta` is the sixth input.
-pub(crate) fn batch_norm_grad_of_relu(e: &mut Emitter) {
-    channel_norm::backward_of_relu(e);
+pub(crate) fn batch_norm_relu_grad(e: &mut Emitter) {
+    channel_norm::batch_relu_grad(e);
 }
 
 /// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
-/// seventh; the relu's gradient is the fourth output.
-pub(crate) fn batch_norm_grad_of_sum(e: &mut Emitter) {
-    channel_norm::backward_of_sum(e);
+/// seventh, if there is one; the gradient of the sum is the fourth output.
+pub(crate) fn batch_norm_add_relu_grad(e: &mut Emitter) {
+    channel_norm::batch_add_relu_grad(e);
 }

@@ -35,12 +35,25 @@ fn stochastic_depth(drop: Option<(Dropout, u64)>, shape: &Shape) -> CStruct {
     }
 }
 
-/// The norm of the first input, or of its sum with input number `addend`, which may have stochastic depth; then the
-/// seed is the last input.
-pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropout>, e: &mut Emitter) {
+/// The norm of the first input.
+pub(super) fn layer_norm(op: &LayerNorm, e: &mut Emitter) {
+    forward(op, false, None, e);
+}
+
+/// The norm of the sum of the first two inputs.
+pub(super) fn add_layer_norm(op: &LayerNorm, e: &mut Emitter) {
+    forward(op, true, None, e);
+}
+
+/// The norm of the sum of the first two inputs, the second with stochastic depth; the seed is the last input.
+pub(super) fn dropped_add_layer_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
+    forward(op, true, Some(drop), e);
+}
+
+fn forward(op: &LayerNorm, sum_of_two: bool, drop: Option<Dropout>, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, dim) = (y.shape.rows(), y.shape.last());
-    let (lanes, gamma_index) = (lanes(dim), 1 + addend.map_or(0, |_| 1));
+    let (lanes, gamma_index) = (lanes(dim), 1 + usize::from(sum_of_two));
     let [gamma, beta] = [e.inputs[gamma_index].address, e.inputs[gamma_index + 1].address];
     let mut variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
@@ -51,14 +64,14 @@ pub(super) fn forward(op: &LayerNorm, addend: Option<usize>, drop: Option<Dropou
         .with("DROP", usize::from(drop.is_some()));
     let depth = stochastic_depth(drop.zip(e.inputs.last().map(|seed| seed.address)), &y.shape);
     let (mut second, mut sum) = (0, 0);
-    if let Some(addend) = addend {
-        variant = variant.with("Z", e.inputs[addend].storage.name()).with("S", e.outputs[3].storage.name());
-        (second, sum) = (e.inputs[addend].address, e.outputs[3].address);
+    if sum_of_two {
+        variant = variant.with("Z", e.inputs[1].storage.name()).with("S", e.outputs[3].storage.name());
+        (second, sum) = (e.inputs[1].address, e.outputs[3].address);
     }
     let (x, y) = (x.address, y.clone());
     let [mean, rstd] = [e.outputs[1].address, e.outputs[2].address];
     // The kernel writes its result even if only the sum or the statistics have consumers.
-    let result = if y.is_used() { y.address } else { e.scratch(rows * dim * y.storage.bytes()) };
+    let result = if y.is_written() { y.address } else { e.scratch(rows * dim * y.storage.bytes()) };
     let scale = if y.storage == Storage::E4m3 { y.scales } else { 0 };
     let group_rows = group_rows(lanes);
     // Blocks have several groups only if there would be more than eight blocks per multiprocessor otherwise.

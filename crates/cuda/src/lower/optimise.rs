@@ -139,7 +139,7 @@ impl UpdateKernel {
         };
         inputs[..2 + self.state].iter().zip(&mut tensor.inputs).for_each(|(operand, to)| *to = operand.address);
         outputs[..1 + self.state].iter().zip(&mut tensor.outputs).for_each(|(operand, to)| *to = operand.address);
-        tensor.outputs[3] = outputs[0].copy;
+        tensor.outputs[3] = outputs[0].half;
         tensor
     }
 }

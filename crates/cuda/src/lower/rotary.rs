@@ -44,7 +44,8 @@ pub(super) fn rotate(op: &Rotary, e: &mut Emitter) {
     e.kernel_1d(variant, "rotary", count, 1, arguments);
 }
 
-pub(super) fn table_grad(op: &RotaryGrad, e: &mut Emitter) {
+/// The gradients of the cosines and sines.
+pub(super) fn cos_sin_grad(op: &RotaryGrad, e: &mut Emitter) {
     let (dy, x) = (e.inputs[0].clone(), e.inputs[1].clone());
     let extents = op.rotary.extents(&x.shape, &op.table);
     let variant = variant(&op.rotary).with("VEC", 1).with("DY", dy.storage.name()).with("X", x.storage.name());
@@ -67,7 +68,8 @@ pub(super) fn tables(e: &mut Emitter) {
     e.kernel_1d(tables_variant(), "rotary_tables", groups * positions * pairs, 1, arguments);
 }
 
-pub(super) fn tables_grad(e: &mut Emitter) {
+/// The gradient of the frequencies, through cosines and sines.
+pub(super) fn frequencies_grad(e: &mut Emitter) {
     let (table, coordinates) = (&e.inputs[2].shape, &e.inputs[4].shape);
     let (groups, positions, pairs) = (table[0], table[1], table[2]);
     let mut addresses: Vec<u64> = e.inputs.iter().map(|input| input.address).collect();

@@ -171,7 +171,7 @@ impl Fp8Layers {
                 Some(rows) => {
                     let weight = operand(rows.weight);
                     let bias = rows.bias.map(&operand).map_or((0, Storage::F32), |b| match b.address {
-                        0 => (b.copy, Storage::Bf16),
+                        0 => (b.half, Storage::Bf16),
                         address => (address, b.storage),
                     });
                     let first =

@@ -136,12 +136,12 @@ impl FusionGroup {
             FusionGroup::ActivationGrad { activation, .. } => lower::activation_grad_and_sums(*activation, emitter),
             FusionGroup::BatchNormRelu { norm, .. } => {
                 if let Op::BatchNorm(op) = &graph.node(*norm).op {
-                    lower::batch_norm_and_relu(op, emitter);
+                    lower::batch_norm_relu(op, emitter);
                 }
             }
             FusionGroup::BatchNormReluGrad { derivative, .. } => match derivative {
-                ReluDerivative::OfNorm { .. } => lower::batch_norm_grad_of_relu(emitter),
-                ReluDerivative::OfResult { .. } => lower::batch_norm_grad_of_sum(emitter),
+                ReluDerivative::OfNorm { .. } => lower::batch_norm_relu_grad(emitter),
+                ReluDerivative::OfResult { .. } => lower::batch_norm_add_relu_grad(emitter),
             },
         }
     }

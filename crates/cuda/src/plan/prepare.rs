@@ -201,7 +201,7 @@ impl Prepared {
         let target = self.in_place.get(&root).copied().unwrap_or(root);
         let base = bases.map_or(PLACEHOLDER, |bases| bases.stored);
         let address = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
-        let (stored, copy, e4m3) = match (self.stored.get(&target), bases) {
+        let (stored, half, e4m3) = match (self.stored.get(&target), bases) {
             (Some(forms), _) => (address(forms.f32), address(forms.half), address(forms.e4m3)),
             (None, Some(bases)) => {
                 let range = self.plan.range(&self.graph, root);
@@ -215,7 +215,7 @@ impl Prepared {
         };
         Operand {
             address: stored,
-            copy,
+            half,
             e4m3,
             scales: address(self.scales.get(&target).copied()),
             storage: self.storages.of(&self.graph, value),
@@ -287,7 +287,7 @@ impl Prepared {
             shapes: shapes.join(" "),
             scope: node.path(),
             flops: node.op.flops(&inputs, &node.outputs),
-            bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.is_used())).map(bytes).sum(),
+            bytes: emitter.inputs.iter().chain(emitter.outputs.iter().filter(|o| o.is_written())).map(bytes).sum(),
         }
     }
 }

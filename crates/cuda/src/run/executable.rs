@@ -291,7 +291,7 @@ fn lowered(p: &Prepared, stored: &DeviceBuffer, bases: &Bases) -> Result<Vec<Low
     for id in (0..p.graph.nodes().len()).filter(|id| !p.constant[*id]) {
         let scratch = p.plan.workspace(id).map_or(0, |range| bases.arena + range.offset as u64);
         let Some(emitter) = p.emit(id, Some((bases, scratch)))? else { continue };
-        for (address, content) in &emitter.contents {
+        for (address, content) in &emitter.table_contents {
             stored.upload(*address, content)?;
         }
         let reads = emitter.inputs.iter().map(|operand| operand.address).collect();
@@ -422,9 +422,9 @@ impl Executable for CudaExecutable {
         unsafe { self.read_back.read_async(&addresses, &self.stream) }
     }
 
-    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+    fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.gpu.enter()?;
-        self.read_back.poll(into)?;
+        self.read_back.collect(into)?;
         self.check_exchange()
     }
 

@@ -44,14 +44,14 @@ impl ReadBack {
             return Err(error(format!("a read-back of {requested} scalars, but at most {capacity} fit")));
         }
         if self.pending.len() == SLOTS {
-            return Err(error("two read-backs are pending already; poll the first one before requesting another"));
+            return Err(error("two read-backs are pending already; collect the first one before requesting another"));
         }
         let slot = self.next;
         for (i, &from) in addresses.iter().enumerate() {
             let to = self.buffer.element(slot * self.capacity + i);
             // SAFETY: `to` lies in the buffer. The slot is free: slots are used in turn and fewer than SLOTS are
-            // pending, so `poll` has waited for the slot's last copies. `poll` reads it after the event below. The
-            // caller guarantees `from` and that the buffer outlives the copy.
+            // pending, so `collect` has waited for the slot's last copies. `collect` reads it after the event below.
+            // The caller guarantees `from` and that the buffer outlives the copy.
             let result = unsafe { cu::cuMemcpyDtoHAsync_v2(to.cast(), from, 4, stream.raw()) };
             check(result, "copying a scalar from the GPU")?;
         }
@@ -61,8 +61,8 @@ impl ReadBack {
         Ok(())
     }
 
-    /// Takes the scalars of the oldest read-back. Blocks until they have arrived (unlike `cuEventQuery`).
-    pub fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+    /// Takes the scalars of the oldest read-back, waiting until they have arrived.
+    pub fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         let Some(&(slot, requested)) = self.pending.front() else {
             return Err(error("no read-back is pending"));
         };

@@ -14,7 +14,8 @@ pub(crate) struct TensorMap {
     pub tokens: usize,
     pub heads: usize,
     pub head_dim: usize,
-    /// Elements from one token to the next; the heads of a token are contiguous, and so are the images of a batch.
+    /// Elements from one token to the next, also from the last of an image to the first of the next image. The heads of
+    /// a token are contiguous.
     pub token_stride: usize,
     /// Tokens of a box.
     pub rows: usize,

@@ -82,7 +82,7 @@ pub(super) fn constants(
     let mut requests = Vec::new();
     for id in (0..p.graph.nodes().len()).filter(|id| p.constant[*id]) {
         let Some(emitter) = p.emit(id, Some((bases, scratch)))? else { continue };
-        for (address, content) in &emitter.contents {
+        for (address, content) in &emitter.table_contents {
             stored.upload(*address, content)?;
         }
         requests.extend(emitter.requests);
@@ -114,9 +114,9 @@ pub(super) fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
         let count = to.shape.elements();
         if to.address != from.address && count > 0 {
             requests.push(Request::Copy { to: to.address, from: from.address, bytes: 4 * count });
-            if to.copy != 0 {
-                let copy = (to.copy, p.storages.operand());
-                requests.push(Request::Kernel(conversion((from.address, Storage::F32), copy, count)));
+            if to.half != 0 {
+                let half = (to.half, p.storages.operand());
+                requests.push(Request::Kernel(conversion((from.address, Storage::F32), half, count)));
             }
         }
     }

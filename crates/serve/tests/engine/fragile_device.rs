@@ -111,8 +111,8 @@ impl Executable for FragileExecutable {
     fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
         self.inner.read_async(outputs)
     }
-    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        self.inner.poll(into)
+    fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        self.inner.collect(into)
     }
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
         self.inner.set_parameters(parameters)

@@ -46,8 +46,8 @@ impl Executable for AheadExecutable {
     fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError> {
         self.0.read_async(outputs)
     }
-    fn poll(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
-        self.0.poll(into)
+    fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
+        self.0.collect(into)
     }
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
         self.0.set_parameters(parameters)

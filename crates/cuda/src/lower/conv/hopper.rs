@@ -3,13 +3,13 @@
 //! Filters are reordered to the order of the reduction. An image of few channels is padded with a border and with
 //! channels of zeros; then a row of a filter covers consecutive elements, as if it were one tap of many channels.
 
-mod geometry;
+mod operands;
 mod tile;
 
 use vit_graph::ops::Conv2d;
 
-use geometry::{FilterOrder, InputTaps, OutputPixels};
-use tile::{BlockTile, STEP, steps_per_split};
+use operands::{FilterOrder, InputTaps, OutputPixels};
+use tile::{BlockTile, STEP, steps_per_block};
 
 use super::ConvGeometry;
 use crate::compile::{self, KernelVariant};
@@ -23,10 +23,11 @@ const WARPGROUP: usize = 128;
 /// Threads of the kernels that reorder operands.
 const THREADS: usize = 256;
 
-/// Whether the kernels support this convolution and its filters' gradient: vectors of eight channels, filters of up to
-/// 16 by 16, offsets of 31 bits, and a result that is not empty.
+/// Whether the kernels support this convolution and its filters' gradient: bf16 on Hopper, one group, a multiple of
+/// eight filters, channels that are a multiple of eight or padded to one (fewer than eight, undilated in width), filters
+/// of up to 16 by 16, offsets of 31 bits, and a result that is not empty.
 pub(super) fn supports(geometry: &ConvGeometry, e: &Emitter) -> bool {
-    let (channels, result) = (geometry.image[2], geometry.rows() * geometry.filters);
+    let (channels, result) = (geometry.image[2], geometry.pixels() * geometry.filters);
     // A bound on the extents of an image with the border of `image_view`.
     let reached = |axis: usize| {
         let Conv2d { stride, dilation, .. } = geometry.conv;
@@ -73,7 +74,8 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
             InputTaps { size: [height, width], strides, first, pixel_step: stride, tap_step, taps: kernel, channels };
         return ImageView { address, taps, padded_channels: channels, padded_width: kernel[1] };
     }
-    // Rows of taps must start at multiples of 16 bytes, or 8 elements: with 4 channels at every second pixel.
+    // Rows of taps must start at multiples of 16 bytes, or 8 elements: with 4 channels at every second pixel, so that
+    // rows of the image have an even width.
     let padded_channels = if channels <= 4 && stride[1].is_multiple_of(2) { 4 } else { 8 };
     let padded_width = (kernel[1] * padded_channels).next_multiple_of(8) / padded_channels;
     let new_height = (geometry.output[0] - 1) * stride[0] + (kernel[0] - 1) * geometry.conv.dilation[0] + 1;
@@ -102,12 +104,12 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
 /// Copies the filters to scratch memory in the order of the reduction.
 fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Emitter) -> u64 {
     let depth = taps.steps() * STEP;
-    let rows = e.scratch(2 * order.rows * depth);
+    let ordered = e.scratch(2 * order.rows * depth);
     let variant = KernelVariant::new(&compile::CONV_LAYOUT);
     let arguments =
-        KernelArguments::new().pointers(&[filters, rows]).fields(order.fields(taps.channel_blocked(), depth));
+        KernelArguments::new().pointers(&[filters, ordered]).fields(order.fields(taps.channel_blocked(), depth));
     e.kernel_1d(variant, "order_filters", order.rows * depth, 1, arguments);
-    rows
+    ordered
 }
 
 /// The implicit GEMM of `pixels` by `count` filters; `stored` is the storage type of bias and result.
@@ -133,7 +135,7 @@ fn convolve(
 
 /// The pixels of a convolution's result.
 fn output_pixels(geometry: &ConvGeometry) -> OutputPixels {
-    let strides = [geometry.rows() * geometry.filters, geometry.output[1] * geometry.filters, geometry.filters];
+    let strides = [geometry.pixels() * geometry.filters, geometry.output[1] * geometry.filters, geometry.filters];
     OutputPixels { images: geometry.batch, size: geometry.output, strides }
 }
 
@@ -148,7 +150,7 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
         strides: [geometry.image[2] * filter_len, filter_len],
         kernel: geometry.kernel,
         taps: [geometry.kernel[0], view.padded_width],
-        first: [0, 0],
+        first_tap: [0, 0],
         tap_step: [1, 1],
         padded_inner: view.padded_channels,
     };
@@ -174,15 +176,15 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
         if size.contains(&0) {
             continue;
         }
-        let padded = [0, 1].map(|axis| class[axis] + geometry.conv.padding[axis][0]);
-        let first = [0, 1].map(|axis| padded[axis] % stride[axis]);
-        let counts = [0, 1].map(|axis| geometry.kernel[axis].saturating_sub(first[axis]).div_ceil(stride[axis]));
+        let position_in_padded = [0, 1].map(|axis| class[axis] + geometry.conv.padding[axis][0]);
+        let first_tap = [0, 1].map(|axis| position_in_padded[axis] % stride[axis]);
+        let counts = [0, 1].map(|axis| geometry.kernel[axis].saturating_sub(first_tap[axis]).div_ceil(stride[axis]));
         // Without taps the gradient is zero; kernels divide by the second count.
         let counts = if counts.contains(&0) { [0, 1] } else { counts };
         let taps = InputTaps {
             size: geometry.output,
             strides: output_pixels(geometry).strides,
-            first: [0, 1].map(|axis| (padded[axis] / stride[axis]) as isize),
+            first: [0, 1].map(|axis| (position_in_padded[axis] / stride[axis]) as isize),
             pixel_step: [1, 1],
             tap_step: geometry.conv.dilation.map(|d| -(d as isize)),
             taps: counts,
@@ -194,7 +196,7 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
             strides: [filter_len, channels * filter_len],
             kernel: geometry.kernel,
             taps: counts,
-            first,
+            first_tap,
             tap_step: stride,
             padded_inner: geometry.filters,
         };
@@ -214,10 +216,10 @@ pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
     let tiles = geometry.filters.div_ceil(block.m) * columns.div_ceil(block.n);
     let split_bytes = 4 * geometry.filters * columns;
     let steps = pixels.count().div_ceil(STEP);
-    let steps_each = steps_per_split(steps, tiles, block.blocks_per_sm * e.multiprocessors, split_bytes);
-    let blocks = steps.div_ceil(steps_each);
-    // With 64 filters, each warpgroup of a block writes a split.
-    let splits = blocks * 128 / block.m;
+    let steps_per_block = steps_per_block(steps, tiles, block.blocks_per_sm * e.multiprocessors, split_bytes);
+    let blocks_per_tile = steps.div_ceil(steps_per_block);
+    // With block.m == 64, each of the two warpgroups writes a separate split.
+    let splits = blocks_per_tile * 128 / block.m;
     let partials = e.scratch(splits * split_bytes);
     let arguments = KernelArguments::new()
         .pointers(&[dy, view.address, partials])
@@ -225,8 +227,8 @@ pub(super) fn grad_weight(geometry: &ConvGeometry, e: &mut Emitter) {
         .fields(view.taps.fields())
         .u32(geometry.filters)
         .u32(columns)
-        .u32(steps_each);
-    e.kernel(block.correlate(), "correlate", [tiles, blocks, 1], 2 * WARPGROUP, block.shared(), arguments);
+        .u32(steps_per_block);
+    e.kernel(block.correlate(), "correlate", [tiles, blocks_per_tile, 1], 2 * WARPGROUP, block.shared(), arguments);
     let variant = KernelVariant::new(&compile::CONV_LAYOUT).with("Y", dw.storage.name());
     let arguments = [splits, geometry.filters, columns, geometry.image[2], geometry.kernel[0], geometry.kernel[1]]
         .iter()
@@ -269,7 +271,8 @@ mod tests {
     fn a_resnet_is_trained_with_wgmma_and_fused_norms() {
         let all = operations("resnet50", Precision::Bf16);
         let count = |wanted: &[&str]| all.iter().filter(|op| wanted.contains(&op.as_str())).count();
-        // 16 of 3x3, three that halve the resolution, and the first, whose image has no gradient.
+        // All but the 1x1 of stride 1, which are linear layers: 16 of 3x3, three 1x1 of stride 2 on shortcuts, and the
+        // first, whose image has no gradient.
         assert_eq!(count(&["conv2d+wgmma", "conv2d_grad_weight+wgmma", "conv2d_grad_input+wgmma"]), 20 + 20 + 19);
         assert_eq!(count(&["conv2d", "conv2d_grad_weight", "conv2d_grad_input"]), 0);
         // Four shortcuts have a norm without a relu.

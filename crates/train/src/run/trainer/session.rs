@@ -273,7 +273,7 @@ impl Session {
     /// The losses of the oldest step whose losses were not read yet.
     pub(super) fn read_losses(&mut self) -> Result<Losses, TrainError> {
         let (mut scalars, count) = ([0.0; 3], self.scalars().len());
-        self.executable.poll(&mut scalars[..count])?;
+        self.executable.collect(&mut scalars[..count])?;
         let [loss, grad_norm, requests] = scalars;
         Ok(Losses {
             loss: self.loss_scale * f64::from(loss),

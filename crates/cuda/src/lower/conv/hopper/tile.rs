@@ -74,13 +74,13 @@ impl BlockTile {
     }
 }
 
-/// Split-K: the steps of one split, where `resident` blocks run at a time. More splits fill the last wave better, but
+/// Split-K: the steps of one block, where `resident` blocks run at a time. More splits fill the last wave better, but
 /// each is written and read once more. Times are in steps of a block.
-pub(super) fn steps_per_split(steps: usize, tiles: usize, resident: usize, split_bytes: usize) -> usize {
+pub(super) fn steps_per_block(steps: usize, tiles: usize, resident: usize, split_bytes: usize) -> usize {
     /// Estimates: prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
     const OVERHEAD: f64 = 4.0;
     const BYTES_PER_STEP: f64 = 3e6;
-    // Twice, since each of two warpgroups may write a split.
+    // Twice, since each of two warpgroups may write a separate split.
     let most = (MAX_SPLIT_BYTES / (2 * split_bytes)).clamp(1, steps);
     let time = |splits: usize| {
         let waves = (tiles * splits).div_ceil(resident) as f64;
@@ -100,7 +100,7 @@ mod tests {
         for (filters, columns, steps) in [(64, 576, 12544), (128, 1152, 3136), (256, 2304, 784), (512, 4608, 196)] {
             let block = BlockTile::of_filters(filters, columns);
             let (tiles, resident) = (filters.div_ceil(block.m) * columns.div_ceil(block.n), 132 * block.blocks_per_sm);
-            let each = steps_per_split(steps, tiles, resident, 4 * filters * columns);
+            let each = steps_per_block(steps, tiles, resident, 4 * filters * columns);
             let blocks = tiles * steps.div_ceil(each);
             let busy = blocks as f64 / (blocks.div_ceil(resident) * resident) as f64;
             assert!(busy > 0.85, "{filters} by {columns} in {steps} steps, {each} each: {busy}");

@@ -3,7 +3,7 @@
 use super::tile::STEP;
 use crate::run::arguments::CStruct;
 
-/// `OutputPixels` of the kernels: the rows of the GEMM.
+/// `OutputPixels` of the kernels: the rows of the GEMM in `convolve`, its reduction in `correlate`.
 #[derive(Clone, Copy)]
 pub(super) struct OutputPixels {
     pub images: usize,
@@ -62,30 +62,31 @@ impl InputTaps {
             .u32(self.channels)
     }
 
-    /// The extent of the reduction: elements under all taps.
+    /// Elements under all taps: the extent of the reduction in `convolve`, the columns of the GEMM in `correlate`.
     pub fn columns(&self) -> usize {
         self.taps[0] * self.taps[1] * self.channels
     }
 
-    /// `CHANNEL_BLOCKED` of the kernels.
+    /// `CHANNEL_BLOCKED`: whether the reduction of `convolve` runs over `[channels / 64][taps][64]`, else
+    /// `[taps][channels]`.
     pub fn channel_blocked(&self) -> bool {
         self.channels.is_multiple_of(STEP)
     }
 
-    /// Steps of the reduction.
+    /// Steps of the reduction of `convolve`.
     pub fn steps(&self) -> usize {
         self.columns().div_ceil(STEP)
     }
 }
 
-/// `FilterOrder` of the kernels (`conv_layout.cu` describes the fields): the right operand of the GEMM.
+/// `FilterOrder` of the kernels (`conv_layout.cu` describes the fields): the right operand of `convolve`.
 pub(super) struct FilterOrder {
     pub rows: usize,
     pub inner: usize,
     pub strides: [usize; 2],
     pub kernel: [usize; 2],
     pub taps: [usize; 2],
-    pub first: [usize; 2],
+    pub first_tap: [usize; 2],
     pub tap_step: [usize; 2],
     pub padded_inner: usize,
 }
@@ -97,7 +98,7 @@ impl FilterOrder {
             .u32s(&self.strides)
             .u32s(&self.kernel)
             .u32s(&self.taps)
-            .u32s(&self.first)
+            .u32s(&self.first_tap)
             .u32s(&self.tap_step)
             .u32s(&[self.padded_inner, usize::from(channel_blocked), depth])
     }
