@@ -1,25 +1,27 @@
-//! `vit bench`: the speed of models, operations and image loading on this machine.
+//! `vit bench`: the speed of models, operations, image loading and search on this machine.
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use clap::{Args, Subcommand};
 use serde_json::json;
 use vit::bench::{self, BenchOptions, Isa, Measurement};
 use vit_data::{Preprocess, find_images};
+use vit_search::{FileStamp, Index, IndexSettings, IndexWriter, ModelId, VectorType};
 use vit_train::finite_json;
 
 use crate::Outcome;
 use crate::checkpoints::ArchitectureArgument;
 use crate::device_options::DeviceArguments;
 use crate::images::parse_size;
-use crate::table::{Align, Table, bytes};
+use crate::table::{Align, Table, bytes, thousands};
 
 /// Measure how fast models run and images load
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/images"
+    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/images\n  vit bench search --vectors 100000"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -64,6 +66,35 @@ enum Benchmark {
         #[arg(long)]
         json: bool,
     },
+    /// Time a query of an index, or of random vectors
+    Search(SearchArguments),
+}
+
+#[derive(Args)]
+struct SearchArguments {
+    /// An index; without one, random vectors are made
+    index: Option<PathBuf>,
+    /// How many random vectors
+    #[arg(long, value_name = "N", default_value_t = 100_000, conflicts_with = "index")]
+    vectors: usize,
+    /// Elements of a random vector
+    #[arg(long, value_name = "N", default_value_t = 512, conflicts_with = "index")]
+    dim: usize,
+    /// How random vectors are stored: f16 or int8
+    #[arg(long, value_name = "TYPE", default_value = "f16", conflicts_with = "index")]
+    dtype: VectorType,
+    /// The best vectors to find
+    #[arg(long, value_name = "N", default_value_t = 10)]
+    top: usize,
+    /// CPU threads [default: all cores]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: Option<u32>,
+    /// Seconds to measure
+    #[arg(long, default_value_t = 5.0)]
+    seconds: f64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -122,6 +153,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             whole(&model, bench::train(&BenchOptions { recompute, nccl, ..model.options() })?)
         }
         Benchmark::Ops { model, train } => operations(&model, train),
+        Benchmark::Search(arguments) => search(&arguments),
         Benchmark::Data { images, image_size, seconds: time, json } => {
             let files = find_images(&images, true)?;
             let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
@@ -141,6 +173,69 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
             Ok(Outcome::Fine)
         }
     }
+}
+
+fn search(arguments: &SearchArguments) -> anyhow::Result<Outcome> {
+    let mut random = random_values();
+    let temporary = tempfile::tempdir()?;
+    let index = match &arguments.index {
+        Some(index) => Index::open(index)?,
+        None => {
+            let model = ModelId { path: "random".into(), fingerprint: String::new() };
+            let SearchArguments { vectors, dim, dtype, .. } = *arguments;
+            let settings = IndexSettings { files: PathBuf::new(), model, dim, vectors: dtype };
+            let mut writer = IndexWriter::open(temporary.path(), settings)?;
+            for row in 0..vectors {
+                let vector: Vec<f32> = random.by_ref().take(dim).collect();
+                writer.add(FileStamp { file: row.to_string(), size: 0, modified: 0 }, row as u128, &vector)?;
+            }
+            writer.finish(|_| true)?;
+            Index::open(temporary.path())?
+        }
+    };
+    let IndexSettings { dim, vectors, .. } = *index.settings();
+    let threads =
+        arguments.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()), |n| n as usize);
+    let (mut times, mut start) = (Vec::new(), Instant::now());
+    // The first queries bring the vectors into memory.
+    for round in 0.. {
+        let query: Vec<f32> = random.by_ref().take(dim).collect();
+        let begin = Instant::now();
+        index.search(&query, arguments.top, threads)?;
+        if round == 3 {
+            start = Instant::now();
+        } else if round > 3 {
+            times.push(begin.elapsed().as_secs_f64() * 1e3);
+        }
+        if times.len() >= 5 && start.elapsed() >= seconds(arguments.seconds) {
+            break;
+        }
+    }
+    let [median, p10, p90] = [0.5, 0.1, 0.9].map(|share| bench::quantile(&times, share));
+    let bytes = (index.len() * dim * if vectors == VectorType::F16 { 2 } else { 1 }) as f64;
+    let gbytes = bytes / median / 1e6;
+    let mut out = std::io::stdout().lock();
+    if arguments.json {
+        let object = json!({
+            "vectors": index.len(), "dim": dim, "dtype": vectors.to_string(), "top": arguments.top, "threads": threads,
+            "queries": times.len(), "median_ms": median, "p10_ms": p10, "p90_ms": p90, "gbytes_per_s": gbytes,
+        });
+        writeln!(out, "{:#}", finite_json(object))?;
+    } else {
+        writeln!(out, "{} vectors of {dim} in {vectors}, {threads} threads", thousands(index.len() as u64))?;
+        writeln!(out, "median   {median:.2} ms (p10 {p10:.2}, p90 {p90:.2}; {} queries)", times.len())?;
+        writeln!(out, "rate     {gbytes:.1} GB/s")?;
+    }
+    Ok(Outcome::Fine)
+}
+
+/// Reproducible values between -1 and 1, by Knuth's linear congruential generator.
+fn random_values() -> impl Iterator<Item = f32> {
+    let mut state = 1u64;
+    std::iter::repeat_with(move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    })
 }
 
 fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> {

@@ -45,7 +45,8 @@ pub struct Arguments {
     json: bool,
 }
 
-fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
+/// Refuses a file of none of the formats of embeddings.
+pub fn with_known_ending(path: PathBuf) -> Result<PathBuf, String> {
     let known = path.extension().and_then(|e| e.to_str()).is_some_and(|e| ENDINGS.contains(&e));
     if known { Ok(path) } else { Err(format!("the ending should be one of .{}", ENDINGS.join(", ."))) }
 }
@@ -93,7 +94,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 /// Fails before the work if the result could not be written after it.
-fn check_writable(out: &Path) -> anyhow::Result<()> {
+pub fn check_writable(out: &Path) -> anyhow::Result<()> {
     let folder = out.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     anyhow::ensure!(
         folder.is_dir(),

@@ -13,6 +13,7 @@ use vit_data::loader::LoaderError;
 use vit_graph::{GraphError, Hint};
 use vit_insight::InsightError;
 use vit_models::ModelError;
+use vit_search::SearchError;
 use vit_serve::ServeError;
 use vit_serve::engine::EngineError;
 use vit_train::{RecipeError, RunError, TrainError};
@@ -79,6 +80,7 @@ fn of_cause(error: &(dyn std::error::Error + 'static)) -> Option<Advice> {
         .or_else(|| error.downcast_ref().and_then(of_image))
         .or_else(|| error.downcast_ref().and_then(of_graph))
         .or_else(|| error.downcast_ref().and_then(of_serving))
+        .or_else(|| error.downcast_ref().and_then(of_search))
 }
 
 fn of_facade(error: &Error) -> Option<Advice> {
@@ -184,6 +186,25 @@ fn of_serving(error: &ServeError) -> Option<Advice> {
         },
         ServeError::ApiKeyFile { .. } => Advice::text("--api-key-file names a file with one key per line"),
         ServeError::Tls { .. } => Advice::text("--tls-cert and --tls-key name files in PEM form"),
+        _ => None,
+    }
+}
+
+fn of_search(error: &SearchError) -> Option<Advice> {
+    match error {
+        SearchError::NotAnIndex { path, .. } => {
+            let index = shell::quoted(path.as_os_str());
+            Advice::text(format!("`vit search index FOLDER --out {index}` makes one"))
+        }
+        SearchError::OtherModel { indexed, .. } => {
+            let model = shell::quoted(indexed.as_os_str());
+            Advice::option("out", format!("give --model {model}, or another --out"))
+                .filter(Advice::applies)
+                .or(Advice::text("leave --model out, or make another index"))
+        }
+        SearchError::Occupied { .. } | SearchError::OtherFiles { .. } => Advice::text("choose another --out"),
+        SearchError::OtherVectors { indexed, .. } => Advice::text(format!("--dtype {indexed}, or another --out")),
+        SearchError::Locked { .. } => Advice::text("wait until it ends"),
         _ => None,
     }
 }

@@ -143,7 +143,8 @@ impl RunArguments {
         source.decode(&self.decode_options())
     }
 
-    fn decode_options(&self) -> DecodeOptions {
+    /// How images are decoded.
+    pub fn decode_options(&self) -> DecodeOptions {
         let max_pixels = self.max_pixels.unwrap_or(DecodeOptions::default().max_pixels);
         DecodeOptions { apply_orientation: !self.ignore_orientation, max_pixels }
     }
@@ -191,28 +192,42 @@ impl RunArguments {
         sources: &[Source],
         prepare: impl Fn(Image) -> anyhow::Result<T> + Sync,
         batch: usize,
-        mut each: impl FnMut(Vec<(&Source, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
+        each: impl FnMut(Vec<(&Source, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let options = self.decode_options();
-        let progress = progress(sources.len());
-        progress.tick();
-        let threads = self.device.placement.threads();
-        let name = |index: usize| sources[index].name();
-        let mut prepared = Vec::with_capacity(batch);
         let remote = sources.iter().filter_map(|source| match source {
             Source::File(path) if vit_storage::is_url(path) => Some(Extent { path: path.clone(), range: None }),
             _ => None,
         });
         vit_storage::announce(remote.collect());
+        let read = |source: &Source| source.decode(&options).and_then(&prepare);
+        self.for_each_batch(sources, Source::name, read, batch, each)
+    }
+
+    /// Calls `read` for every item on worker threads, and `each` with the results in order, `batch` at a time. `each` suspends
+    /// the progress bar where it prints.
+    pub fn for_each_batch<'a, S: Sync, T: Send>(
+        &self,
+        items: &'a [S],
+        name: impl Fn(&S) -> String + Sync,
+        read: impl Fn(&S) -> anyhow::Result<T> + Sync,
+        batch: usize,
+        mut each: impl FnMut(Vec<(&'a S, anyhow::Result<T>)>, &ProgressBar) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let progress = progress(items.len());
+        progress.tick();
+        let threads = self.threads();
+        let name = |index: usize| name(&items[index]);
+        let mut ready = Vec::with_capacity(batch);
         let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
         let finished = pipeline.run(
-            sources.len(),
-            |index| sources[index].decode(&options).and_then(&prepare),
+            items.len(),
+            |index| read(&items[index]),
             |index, result| {
-                prepared.push((&sources[index], result));
-                if prepared.len() == batch || index + 1 == sources.len() {
-                    let images = prepared.len() as u64;
-                    each(std::mem::take(&mut prepared), &progress)?;
+                ready.push((&items[index], result));
+                if ready.len() == batch || index + 1 == items.len() {
+                    let images = ready.len() as u64;
+                    each(std::mem::take(&mut ready), &progress)?;
                     progress.inc(images);
                 }
                 Ok::<_, anyhow::Error>(ControlFlow::Continue(()))
@@ -220,6 +235,11 @@ impl RunArguments {
         );
         progress.finish_and_clear();
         finished.map(drop)
+    }
+
+    /// CPU threads.
+    pub fn threads(&self) -> usize {
+        self.device.placement.threads()
     }
 }
 

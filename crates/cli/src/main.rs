@@ -21,6 +21,7 @@ mod patches;
 mod plan;
 mod recipes;
 mod remote;
+mod search;
 mod serve;
 mod shell;
 mod study;
@@ -60,6 +61,7 @@ enum Command {
     Info(info::Arguments),
     Classify(classify::Arguments),
     Embed(embed::Arguments),
+    Search(search::Arguments),
     Explain(explain::Arguments),
     Inspect(inspect::Arguments),
     Patches(patches::Arguments),
@@ -128,6 +130,7 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Info(arguments) => info::run(arguments),
         Command::Classify(arguments) => classify::run(arguments),
         Command::Embed(arguments) => embed::run(arguments),
+        Command::Search(arguments) => search::run(arguments),
         Command::Explain(arguments) => explain::run(arguments),
         Command::Inspect(arguments) => inspect::run(arguments),
         Command::Patches(arguments) => patches::run(arguments),

@@ -8,8 +8,8 @@ use std::path::Path;
 use support::{image, model, vit};
 
 /// The commands whose examples are quick.
-const QUICK: [&str; 10] =
-    ["models", "info", "classify", "embed", "label", "explain", "inspect", "patches", "convert", "verify"];
+const QUICK: [&str; 11] =
+    ["models", "info", "classify", "embed", "search", "label", "explain", "inspect", "patches", "convert", "verify"];
 
 /// All commands that the help lists.
 fn commands() -> Vec<String> {

@@ -143,7 +143,8 @@ pub fn open(path: &Path, options: &DecodeOptions) -> Result<Image, ImageError> {
         .map_err(|error| ImageError::File { path: path.to_owned(), error: Box::new(error) })
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
+/// The content of a file that begins as an image does.
+pub fn read(path: &Path) -> Result<Vec<u8>, ImageError> {
     if vit_storage::is_url(path) {
         return match vit_storage::size(path)? > MAX_FILE_BYTES {
             true => Err(ImageError::FileTooLarge),

@@ -33,7 +33,7 @@ pub use explain::{ExplainOptions, Explainer, Explanation, Method, Subject, suita
 pub use inspect::{Figure, FigureData, Inspection, Inspector, Missing, Sample, card, report};
 pub use layers::{Layer, Tokens, attention_layers, covered};
 pub use map::Map;
-pub use page::{Page, PageEntry};
+pub use page::{Page, PageEntry, STYLE as PAGE_STYLE};
 pub use patches::patches;
 pub use rollout::{relevance_of, rollout, rollout_of};
 pub use sheet::{explanation_sheet, side_by_side, side_by_side_png};

@@ -12,7 +12,8 @@ use vit_plot::{ColourMap, escape};
 
 use crate::{InsightError, Map};
 
-const STYLE: &str = include_str!("page/style.css");
+/// The style that all pages share.
+pub const STYLE: &str = include_str!("page/style.css");
 const GALLERY: &str = include_str!("page/gallery.css");
 const SCRIPT: &str = include_str!("page/gallery.js");
 

@@ -30,12 +30,7 @@ pub enum SearchError {
         path: PathBuf,
     },
     /// An index of another model's vectors.
-    #[error(
-        "{}: this index was made with {}, whose weights or image size are not those of {}",
-        path.display(),
-        indexed.display(),
-        given.display()
-    )]
+    #[error("{}: {}", path.display(), other_model(indexed, given))]
     OtherModel {
         /// The index.
         path: PathBuf,
@@ -91,6 +86,13 @@ pub enum SearchError {
         /// The system's error.
         error: io::Error,
     },
+}
+
+fn other_model(indexed: &Path, given: &Path) -> String {
+    match indexed == given {
+        true => format!("this index was made with other weights or another image size of {}", given.display()),
+        false => format!("this index was made with the model {}, not with {}", indexed.display(), given.display()),
+    }
 }
 
 impl SearchError {

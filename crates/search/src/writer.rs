@@ -15,8 +15,10 @@ use crate::segment::{ENDINGS, VectorSegment, is_number, path};
 use crate::vectors::{StoredRows, normalised};
 use crate::{FileStamp, IndexSettings, IndexedFile, SearchError};
 
-/// Files that are added are committed when so much time has passed.
-const COMMIT_INTERVAL: Duration = Duration::from_secs(2);
+/// The least time between commits.
+const COMMIT_INTERVAL: Duration = Duration::from_millis(200);
+/// The time between commits in units of what the last one took: they cost a twentieth of the time.
+const COMMIT_SHARE: u32 = 20;
 /// The most bytes of vectors in a segment, which bounds the cost of removing a file.
 const SEGMENT_BYTES: usize = 64 << 20;
 /// The name of the file that a writer locks.
@@ -59,6 +61,8 @@ pub struct IndexWriter {
     added: StoredRows,
     added_files: Vec<IndexedFile>,
     committed: Instant,
+    /// How long the last commit took.
+    commit_time: Duration,
 }
 
 impl IndexSettings {
@@ -97,6 +101,7 @@ impl IndexWriter {
             added: StoredRows::default(),
             added_files: Vec::new(),
             committed: Instant::now(),
+            commit_time: Duration::ZERO,
             manifest,
         };
         for name in writer.manifest.segments.clone() {
@@ -153,7 +158,7 @@ impl IndexWriter {
         Ok(true)
     }
 
-    /// Adds or replaces a file. `hash` is that of its content. Additions are committed every few seconds.
+    /// Adds or replaces a file. `hash` is that of its content. Additions are committed now and then, see [`IndexWriter::commit`].
     pub fn add(&mut self, stamp: FileStamp, hash: u128, vector: &[f32]) -> Result<(), SearchError> {
         let IndexSettings { dim, vectors, .. } = self.manifest.settings;
         if vector.len() != dim {
@@ -166,7 +171,8 @@ impl IndexWriter {
 
     fn commit_in_time(&mut self) -> Result<(), SearchError> {
         let full = self.added_files.len() >= self.segment_rows();
-        if full || self.committed.elapsed() >= COMMIT_INTERVAL { self.commit() } else { Ok(()) }
+        let interval = COMMIT_INTERVAL.max(COMMIT_SHARE * self.commit_time);
+        if full || self.committed.elapsed() >= interval { self.commit() } else { Ok(()) }
     }
 
     /// Makes all additions durable.
@@ -187,6 +193,7 @@ impl IndexWriter {
 
     /// Commits the additions and removes files: those that are not kept, and the former rows of those that were added.
     fn change(&mut self, keep: impl Fn(&str) -> bool) -> Result<(), SearchError> {
+        let start = Instant::now();
         let added: HashSet<&str> = self.added_files.iter().map(|file| file.stamp.file.as_str()).collect();
         let stays = |file: &IndexedFile| keep(&file.stamp.file) && !added.contains(file.stamp.file.as_str());
         let (mut next, mut removed) = (Vec::new(), Vec::new());
@@ -219,6 +226,7 @@ impl IndexWriter {
         }
         self.added = StoredRows::default();
         self.committed = Instant::now();
+        self.commit_time = start.elapsed();
         Ok(())
     }
 

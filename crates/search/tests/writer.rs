@@ -121,7 +121,7 @@ fn another_index_is_not_overwritten() {
     let open = |settings: IndexSettings| IndexWriter::open(path, settings).map(drop).unwrap_err().to_string();
     let base = settings(2, VectorType::F16);
     let other = ModelId { path: "other".into(), fingerprint: "1".into() };
-    assert!(open(IndexSettings { model: other, ..base.clone() }).contains("made with model, whose weights"));
+    assert!(open(IndexSettings { model: other, ..base.clone() }).contains("made with the model model, not with other"));
     assert!(open(IndexSettings { vectors: VectorType::Int8, ..base.clone() }).contains("as f16, not as int8"));
     // A folder that does not exist any more was moved.
     IndexWriter::open(path, IndexSettings { files: path.into(), ..base.clone() }).unwrap().finish(|_| true).unwrap();

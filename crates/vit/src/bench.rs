@@ -108,7 +108,7 @@ fn repeat(
 }
 
 /// The value below which this share of the values lies.
-fn quantile(values: &[f64], share: f64) -> f64 {
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted[((sorted.len() - 1) as f64 * share).round() as usize]
