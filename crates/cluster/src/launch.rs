@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::ClusterError;
 use crate::membership::SECRET;
+use crate::sockets::host_name;
 use crate::transport::random;
 
 /// When one process has failed, the others notice it and report it; after this time they are killed.
@@ -21,9 +22,9 @@ const TAIL: usize = 16 * 1024;
 pub struct Launched {
     /// 0 if all ended well, otherwise the status of the first that did not; 128 plus its number for a signal, as in shells.
     pub status: i32,
-    /// What the first process that failed said last, if it is not rank 0, whose errors are visible; and how it ended, if a
-    /// signal ended it.
-    pub reason: Option<String>,
+    /// How the first process that failed ended, and what it said last, if a signal ended rank 0, which otherwise reports
+    /// the failures of all.
+    pub unreported: Option<String>,
 }
 
 /// Starts `size` processes, each with the command of its rank, and waits for all of them. They get the variables of
@@ -100,16 +101,20 @@ impl Processes {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        let Some((rank, _)) = failure else { return Launched { status: 0, reason: None } };
+        let Some((rank, _)) = failure else { return Launched { status: 0, unreported: None } };
+        let is_reported = self.0[0].status.is_some_and(|status| killed_by(status).is_none());
         let process = &mut self.0[rank];
         let status = process.status.expect("it ended");
         let said = process.errors.take().and_then(|errors| errors.join().ok()).unwrap_or_default();
         let said = String::from_utf8_lossy(&said).trim().to_owned();
-        let signal = killed_by(status).map(|signal| format!("was killed by signal {signal}"));
-        let parts: Vec<String> = signal.into_iter().chain((!said.is_empty()).then_some(said)).collect();
-        let reason = (!parts.is_empty()).then(|| format!("rank {rank} {}", parts.join(": ")));
+        let how = match killed_by(status) {
+            Some(signal) => format!("was killed by signal {signal}"),
+            None => "failed".into(),
+        };
+        let said = if said.is_empty() { said } else { format!(": {said}") };
+        let unreported = (!is_reported).then(|| format!("rank {rank} on {} {how}{said}", host_name()));
         let status = killed_by(status).map_or(status.code().unwrap_or(1), |signal| 128 + signal);
-        Launched { status, reason }
+        Launched { status, unreported }
     }
 
     fn kill(&mut self) {

@@ -129,8 +129,7 @@ fn start(count: usize) -> anyhow::Result<Outcome> {
         command.args(std::env::args_os().skip(1));
         command
     })?;
-    // Rank 0 has reported all failures but its own death.
-    launched.reason.iter().filter(|reason| reason.starts_with("rank 0 ")).for_each(terminal::error);
+    launched.unreported.iter().for_each(terminal::error);
     Ok(match launched.status {
         0 => Outcome::Fine,
         1 => Outcome::Failed,
@@ -167,20 +166,19 @@ impl Member {
         }
     }
 
-    /// Tells the other processes that this one failed. Rank 0 reports the errors of all; another only that rank 0 vanished.
+    /// Tells the other processes that this one failed. Rank 0 reports the errors of all; others only what rank 0 cannot:
+    /// its own death, and on other hosts a silence, since the network between them and rank 0 may be down.
     fn end_with(&self, error: anyhow::Error) -> anyhow::Result<Outcome> {
         if self.processes.size() == 1 {
             return Err(error);
         }
         self.processes.fail(&hints::describe(&error).to_string());
-        let vanished = |failure: &ClusterError| match failure {
-            ClusterError::Peer { rank, what, .. } => *rank == 0 && !what.starts_with("failed"),
+        let reports = match self.processes.failure() {
+            _ if self.processes.is_root() => true,
+            Some(ClusterError::Peer { rank: 0, what, .. }) => !what.starts_with("failed"),
+            Some(ClusterError::Peer { what, .. }) => self.membership.local_rank == 0 && what.contains("been silent"),
             _ => false,
         };
-        match self.processes.failure() {
-            _ if self.processes.is_root() => Err(error),
-            Some(failure) if vanished(&failure) => Err(error),
-            _ => Ok(Outcome::Failed),
-        }
+        if reports { Err(error) } else { Ok(Outcome::Failed) }
     }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::{anyhow, ensure};
 use serde_json::json;
 use vit_graph::GraphError;
 use vit_graph::device::Device;
@@ -16,7 +16,7 @@ use crate::interrupt::Interrupt;
 use crate::memory::{self, Planned};
 use crate::table::bytes;
 use crate::training_view::{Reporting, View};
-use crate::{Outcome, shell, terminal};
+use crate::{Outcome, hints, shell, terminal};
 
 /// A run whose memory is planned and whose folder exists.
 pub struct PlannedRun<'a> {
@@ -52,8 +52,8 @@ impl PlannedRun<'_> {
                             TrainError::Graph(GraphError::Device { .. } | GraphError::Memory { .. })
                         )) =>
             {
-                let resume = resume_command(folder.place());
-                Err(error).with_context(|| format!("`{resume}` continues from the last checkpoint"))
+                let (reason, resume) = (hints::describe(&error.into()), resume_command(folder.place()));
+                Err(anyhow!("{reason}; `{resume}` continues from the last checkpoint"))
             }
             finished => self.summarise(setup, &finished?, &interrupt),
         }

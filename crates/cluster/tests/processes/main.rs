@@ -20,8 +20,8 @@ fn role_of_a_rank() {
 fn role_of_a_launcher() {
     let Ok(role) = std::env::var("TEST_LAUNCH") else { return };
     let launched = vit_cluster::launch(3, |_| ranks::player(&role)).unwrap();
-    if let Some(reason) = launched.reason {
-        eprintln!("{reason}");
+    if let Some(failure) = launched.unreported {
+        eprintln!("{failure}");
     }
     std::process::exit(launched.status);
 }
