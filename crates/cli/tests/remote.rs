@@ -189,6 +189,13 @@ fn errors_name_the_way_out() {
     assert!(wrong.contains("the credentials are refused (InvalidAccessKeyId)"), "{wrong}");
     let plain = refused(&data("s3://bucket/data"), &[("AWS_ALLOW_HTTP", "")]);
     assert!(plain.contains("AWS_ALLOW_HTTP=true"), "{plain}");
+    // A server that is no proxy.
+    let endpoint = server.endpoint();
+    let proxy = refused(&data("https://example.com/a.tar"), &[("HTTPS_PROXY", &endpoint), ("https_proxy", "")]);
+    let sentence = format!("the proxy {} does not connect to example.com (404 X)", &endpoint["http://".len()..]);
+    assert!(proxy.contains(&sentence), "{proxy}");
+    let azure = refused(&data("az://container/data"), &[("AZURE_STORAGE_ACCOUNT_NAME", "")]);
+    assert!(azure.contains("no credentials for Azure Blob Storage; set AZURE_STORAGE_ACCOUNT_NAME"), "{azure}");
     let model = refused(&["classify", "--model", "s3://bucket/model", "s3://bucket/data/a/1.bmp"], &[]);
     assert!(model.contains("s3://bucket/model: there is no object of this name"), "{model}");
     assert_eq!(model.lines().count(), 1, "{model}");

@@ -16,9 +16,7 @@ pub enum StorageError {
     #[error("there is no object of this name, and none whose name begins with it")]
     Missing,
     /// No such bucket.
-    #[error(
-        "the bucket `{0}` does not exist; check its name, and AWS_ENDPOINT_URL if it is not one of Amazon's buckets"
-    )]
+    #[error("the bucket `{0}` does not exist; check its name, and the endpoint in the environment (AWS_ENDPOINT_URL)")]
     NoBucket(String),
     /// No credentials in the environment.
     #[error("there are no credentials for {service}; set {variables}")]
@@ -28,12 +26,33 @@ pub enum StorageError {
         /// How to provide them.
         variables: &'static str,
     },
+    /// Variables that cannot be used.
+    #[error("the settings of {service} in the environment cannot be used ({reason})")]
+    Settings {
+        /// The service.
+        service: &'static str,
+        /// What is wrong with them.
+        reason: String,
+    },
     /// Credentials that the service does not accept.
     #[error("the credentials are refused ({0}); check them, and the clock of this machine")]
     Credentials(String),
     /// The credentials do not allow the operation.
     #[error("permission denied for these credentials ({0}); the owner of the bucket has to grant access")]
     Denied(String),
+    /// A status that neither the service nor the credentials explain.
+    #[error("the request is refused ({0}), by the server or by a proxy between")]
+    Refused(String),
+    /// A proxy that does not connect to the server.
+    #[error("the proxy {proxy} does not connect to {host} ({reason}); check HTTPS_PROXY and NO_PROXY")]
+    Proxy {
+        /// The proxy.
+        proxy: String,
+        /// The server behind it.
+        host: String,
+        /// The proxy's answer.
+        reason: String,
+    },
     /// No connection.
     #[error("{host} cannot be reached ({reason}); check the network, the name, and the endpoint in the environment")]
     Unreachable {
@@ -53,8 +72,8 @@ pub enum StorageError {
         reason: String,
     },
     /// A plain connection that was not allowed.
-    #[error("the endpoint has no encryption (http://); set AWS_ALLOW_HTTP=true to use it nevertheless")]
-    PlainHttp,
+    #[error("the endpoint has no encryption (http://); set {0}=true to use it nevertheless")]
+    PlainHttp(&'static str),
     /// The object changed between two reads.
     #[error("the object was replaced while it was in use; start again to read the new one")]
     Changed,

@@ -38,7 +38,7 @@ impl LocalCopy {
                     match remote::download(&path.with_file_name(name), &folder.path().join(name)) {
                         Ok(()) | Err(StorageError::Missing) => {}
                         // Servers that do not list their files often deny access to those that do not exist.
-                        Err(StorageError::Denied(_)) => {}
+                        Err(StorageError::Denied(_) | StorageError::Refused(_)) => {}
                         Err(error) => return Err(error.into()),
                     }
                 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::StorageError;
+use crate::snapshot::ObjectVersion;
 use crate::{Extent, ListedObject, PathKind};
 
 pub(crate) fn kind(_: &Path) -> Result<PathKind, StorageError> {
@@ -31,11 +32,11 @@ pub(crate) fn download(_: &Path, _: &Path) -> Result<(), StorageError> {
     Err(StorageError::NotBuilt)
 }
 
-pub(crate) fn replace(_: &Path, _: Vec<u8>, _: Option<&str>) -> Result<Option<String>, StorageError> {
+pub(crate) fn replace(_: &Path, _: Vec<u8>, _: Option<ObjectVersion>) -> Result<ObjectVersion, StorageError> {
     Err(StorageError::NotBuilt)
 }
 
-pub(crate) fn read_versioned(_: &Path) -> Result<(Vec<u8>, Option<String>), StorageError> {
+pub(crate) fn read_versioned(_: &Path) -> Result<(Vec<u8>, ObjectVersion), StorageError> {
     Err(StorageError::NotBuilt)
 }
 

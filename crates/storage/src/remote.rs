@@ -24,6 +24,7 @@ use vit_system::hash::xxh3_128;
 use crate::cache::{self, DiskCache};
 use crate::error::StorageError;
 use crate::location::Location;
+use crate::snapshot::ObjectVersion;
 use crate::{Extent, ListedObject, PathKind};
 use read_ahead::ReadAhead;
 
@@ -332,7 +333,11 @@ async fn read_file(from: &Path, object: &RemoteObject) -> Result<(), StorageErro
         Ok(())
     };
     match written.await {
-        Ok(()) => upload.complete().await.map(drop).map_err(object.error()),
+        Ok(()) => match upload.complete().await.map_err(object.error()) {
+            // An earlier attempt completed the upload, but its answer was lost. Whether it did is unknown.
+            Err(StorageError::Missing) => Err(StorageError::Server("the upload is unknown".into())),
+            completed => completed.map(drop),
+        },
         Err(error) => {
             // The first error is reported. The service charges for parts that stay.
             let _ = upload.abort().await;
@@ -350,46 +355,57 @@ async fn part(file: &mut tokio::fs::File) -> std::io::Result<Bytes> {
 }
 
 /// Writes a small object. With a version, only in place of that; the result is the new version.
-pub(crate) fn replace(url: &Path, content: Vec<u8>, version: Option<&str>) -> Result<Option<String>, StorageError> {
+pub(crate) fn replace(
+    url: &Path,
+    content: Vec<u8>,
+    version: Option<ObjectVersion>,
+) -> Result<ObjectVersion, StorageError> {
     let client = client()?;
     let object = writable(client, url)?;
     let mode = match version {
-        Some(etag) => PutMode::Update(UpdateVersion { e_tag: Some(etag.to_owned()), version: None }),
-        None => PutMode::Overwrite,
+        // Services without versions.
+        None | Some(ObjectVersion { etag: None, generation: None }) => PutMode::Overwrite,
+        Some(ObjectVersion { etag: e_tag, generation: version }) => PutMode::Update(UpdateVersion { e_tag, version }),
     };
+    let content = Bytes::from(content);
     let written = object.clone();
-    let result = client.wait(async move {
-        let payload = PutPayload::from(content);
-        let put = written.service.put_opts(&written.key, payload.clone(), mode.into()).await;
-        let put = match put {
-            // Services without conditional writes.
-            Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
-                written.service.put_opts(&written.key, payload, PutOptions::default()).await
-            }
-            put => put,
-        };
-        match put {
-            Ok(put) => Ok(put.e_tag),
-            Err(object_store::Error::Precondition { .. }) => Err(StorageError::Busy),
-            Err(error) => Err(written.error()(error)),
-        }
-    })?;
+    let result = client.wait(async move { repeated(|| put(&written, &content, &mode)).await })?;
     client.forget(&object);
     Ok(result)
 }
 
+async fn put(object: &RemoteObject, content: &Bytes, mode: &PutMode) -> Result<ObjectVersion, StorageError> {
+    let put = |mode| object.service.put_opts(&object.key, PutPayload::from_bytes(content.clone()), mode);
+    let put = match put(mode.clone().into()).await {
+        // Services without conditional writes.
+        Err(object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. }) => {
+            put(PutOptions::default()).await
+        }
+        put => put,
+    };
+    match put {
+        Ok(put) => Ok(ObjectVersion { etag: put.e_tag, generation: put.version }),
+        // The answer to an earlier attempt may have been lost after the object was written.
+        Err(object_store::Error::Precondition { .. }) => match newest(object).await? {
+            (found, version) if found == *content => Ok(version),
+            _ => Err(StorageError::Busy),
+        },
+        Err(error) => Err(object.error()(error)),
+    }
+}
+
 /// The newest content of a small object, and its version.
-pub(crate) fn read_versioned(url: &Path) -> Result<(Vec<u8>, Option<String>), StorageError> {
+pub(crate) fn read_versioned(url: &Path) -> Result<(Vec<u8>, ObjectVersion), StorageError> {
     let client = client()?;
     let object = client.object(url)?;
-    client.wait(async move {
-        let read = || async {
-            let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
-            let etag = found.meta.e_tag.clone();
-            Ok((found.bytes().await.map_err(object.error())?.into(), etag))
-        };
-        repeated(read).await
-    })
+    let (content, version) = client.wait(async move { repeated(|| newest(&object)).await })?;
+    Ok((content.into(), version))
+}
+
+async fn newest(object: &RemoteObject) -> Result<(Bytes, ObjectVersion), StorageError> {
+    let found = object.service.get_opts(&object.key, GetOptions::default()).await.map_err(object.error())?;
+    let version = ObjectVersion { etag: found.meta.e_tag.clone(), generation: found.meta.version.clone() };
+    Ok((found.bytes().await.map_err(object.error())?, version))
 }
 
 pub(crate) fn remove(urls: &[PathBuf]) -> Result<(), StorageError> {

@@ -66,12 +66,19 @@ impl SnapshotIndex {
     }
 }
 
+/// The state of an object: S3 and Azure compare its ETag before a write, Google Cloud its generation.
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectVersion {
+    pub(crate) etag: Option<String>,
+    pub(crate) generation: Option<String>,
+}
+
 /// A snapshot in a bucket, opened for reading.
 #[derive(Debug)]
 pub(crate) struct RemoteSnapshot {
     url: PathBuf,
     index: SnapshotIndex,
-    version: Option<String>,
+    version: ObjectVersion,
 }
 
 impl RemoteSnapshot {
@@ -81,7 +88,7 @@ impl RemoteSnapshot {
                 Ok(Some(RemoteSnapshot { url: url.to_owned(), index: SnapshotIndex::parse(&bytes)?, version }))
             }
             // Web servers deny access to files that they do not have.
-            Err(StorageError::Missing | StorageError::Denied(_)) => Ok(None),
+            Err(StorageError::Missing | StorageError::Denied(_) | StorageError::Refused(_)) => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -144,7 +151,7 @@ pub struct MirroredFolder {
 struct PublishedState {
     index: SnapshotIndex,
     /// The version of the list in the bucket, which no other process may have replaced.
-    version: Option<String>,
+    version: Option<ObjectVersion>,
     /// Digests of local files by name, with the size and time for which they hold.
     digests: HashMap<String, (u64, SystemTime, String)>,
     /// Objects of the snapshot before, which a reader may still be downloading.
@@ -159,7 +166,7 @@ impl MirroredFolder {
         if existing.is_some() && !replace {
             return Ok(None);
         }
-        let (index, version) = existing.map_or_else(Default::default, |found| (found.index, found.version));
+        let (index, version) = existing.map_or_else(Default::default, |found| (found.index, Some(found.version)));
         let published = PublishedState { index, version, ..PublishedState::default() };
         Ok(Some(Self::with(url, published)?))
     }
@@ -171,7 +178,7 @@ impl MirroredFolder {
         found.download(folder.local(), "", selection)?;
         let RemoteSnapshot { index, version, .. } = found;
         *folder.published.lock().unwrap_or_else(PoisonError::into_inner) =
-            PublishedState { index, version, ..PublishedState::default() };
+            PublishedState { index, version: Some(version), ..PublishedState::default() };
         Ok(Some(folder))
     }
 
@@ -205,7 +212,8 @@ impl MirroredFolder {
             }
         }
         let json = format!("{:#}\n", serde_json::json!(index));
-        published.version = remote::replace(&self.url.join(NAME), json.into_bytes(), published.version.as_deref())?;
+        let version = remote::replace(&self.url.join(NAME), json.into_bytes(), published.version.clone())?;
+        published.version = Some(version);
         let current = index.objects();
         let unused = held.iter().filter(|object| !current.contains(*object)).map(|object| self.url.join(object));
         let retired = std::mem::replace(&mut published.retiring, unused.collect());

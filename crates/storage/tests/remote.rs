@@ -154,6 +154,19 @@ fn a_snapshot_is_seen_whole_or_as_before() {
 }
 
 #[test]
+fn a_write_whose_answer_is_lost_is_not_taken_for_that_of_another_process() {
+    let server = server();
+    let run = MirroredFolder::create("s3://bucket/lost".as_ref(), false).unwrap().unwrap();
+    for content in ["a = 1", "a = 2", "a = 3"] {
+        std::fs::write(run.local().join("config.toml"), content).unwrap();
+        *server.faults().lost_answer.lock().unwrap() = Some("bucket/lost/snapshot.json".into());
+        run.publish().unwrap();
+        assert!(server.faults().lost_answer.lock().unwrap().is_none());
+        assert_eq!(server.get("bucket/lost/config.toml").unwrap(), content.as_bytes());
+    }
+}
+
+#[test]
 fn faults_change_only_the_time() {
     let server = S3Server::start(&["bucket"]);
     // Reached as a web server: the endpoint of the buckets belongs to the other one.

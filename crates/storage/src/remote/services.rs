@@ -39,24 +39,92 @@ fn connector() -> Result<Connector, StorageError> {
     made.clone()
 }
 
+/// A service with buckets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Service {
+    S3,
+    Google,
+    Azure,
+}
+
+impl Service {
+    pub(super) fn of(scheme: &str) -> Option<Service> {
+        match scheme {
+            "s3" => Some(Service::S3),
+            "gs" => Some(Service::Google),
+            "az" => Some(Service::Azure),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Service::S3 => "S3",
+            Service::Google => "Google Cloud Storage",
+            Service::Azure => "Azure Blob Storage",
+        }
+    }
+
+    /// Its server, for messages.
+    pub(super) fn endpoint(self) -> String {
+        let variables: &[&str] = match self {
+            Service::S3 => &["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"],
+            Service::Google => &["GOOGLE_BASE_URL"],
+            Service::Azure => &["AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"],
+        };
+        variables.iter().find_map(|name| std::env::var(name).ok()).unwrap_or_else(|| self.name().into())
+    }
+
+    /// The variable that allows connections without encryption.
+    pub(super) fn allow_http(self) -> &'static str {
+        match self {
+            Service::S3 => "AWS_ALLOW_HTTP",
+            Service::Google => "GOOGLE_ALLOW_HTTP",
+            Service::Azure => "AZURE_ALLOW_HTTP",
+        }
+    }
+
+    pub(super) fn no_credentials(self) -> StorageError {
+        let variables = match self {
+            Service::S3 => {
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true for a public bucket"
+            }
+            Service::Google => "GOOGLE_APPLICATION_CREDENTIALS, or GOOGLE_SKIP_SIGNATURE=true for a public bucket",
+            Service::Azure => {
+                "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_SKIP_SIGNATURE=true for a public \
+                 container"
+            }
+        };
+        StorageError::NoCredentials { service: self.name(), variables }
+    }
+}
+
 pub(super) fn connect(location: &Location) -> Result<Arc<dyn ObjectStore>, StorageError> {
     let (bucket, connector) = (location.bucket, connector()?);
-    let url = format!("{}://{bucket}", location.scheme);
-    let failed = |error: object_store::Error| failure::translate(&url, &error);
-    Ok(match location.scheme {
-        "s3" => Arc::new(s3(bucket)?.with_http_connector(connector).build().map_err(failed)?),
-        "gs" => {
+    let Some(service) = Service::of(location.scheme) else {
+        let url = format!("{}://{bucket}", location.scheme);
+        let options = ClientOptions::new().with_allow_http(location.scheme == "http");
+        let builder = HttpBuilder::new().with_url(&url).with_client_options(options).with_retry(retry());
+        let server = builder.with_http_connector(connector).build().map_err(|_| StorageError::Url)?;
+        return Ok(Arc::new(server));
+    };
+    let unusable = |error: object_store::Error| StorageError::Settings {
+        service: service.name(),
+        reason: failure::root_cause(&error),
+    };
+    Ok(match service {
+        Service::S3 => Arc::new(s3(bucket)?.with_http_connector(connector).build().map_err(unusable)?),
+        Service::Google => {
             let builder = GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_retry(retry());
-            Arc::new(builder.with_http_connector(connector).build().map_err(failed)?)
+            Arc::new(builder.with_http_connector(connector).build().map_err(unusable)?)
         }
-        "az" => {
+        Service::Azure => {
+            let variables = ["AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_USE_EMULATOR"];
+            if variables.iter().all(|name| std::env::var_os(name).is_none()) {
+                return Err(service.no_credentials());
+            }
             let builder = MicrosoftAzureBuilder::from_env().with_container_name(bucket).with_retry(retry());
-            Arc::new(builder.with_http_connector(connector).build().map_err(failed)?)
-        }
-        scheme => {
-            let options = ClientOptions::new().with_allow_http(scheme == "http");
-            let builder = HttpBuilder::new().with_url(&url).with_client_options(options).with_retry(retry());
-            Arc::new(builder.with_http_connector(connector).build().map_err(failed)?)
+            Arc::new(builder.with_http_connector(connector).build().map_err(unusable)?)
         }
     })
 }
@@ -86,11 +154,7 @@ fn s3(bucket: &str) -> Result<AmazonS3Builder, StorageError> {
                 }
             }
             _ if !is_on_amazon() => {
-                return Err(StorageError::NoCredentials {
-                    service: "S3",
-                    variables: "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, or AWS_SKIP_SIGNATURE=true \
-                                for a public bucket",
-                });
+                return Err(Service::S3.no_credentials());
             }
             _ => {}
         }

@@ -7,11 +7,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Uri;
 use http_body_util::BodyExt;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector as TcpConnector;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpResponseBody,
     HttpService,
@@ -20,6 +22,9 @@ use object_store::{ClientConfigKey, ClientOptions};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tower_service::Service;
 
 const CONNECT: Duration = Duration::from_secs(10);
 
@@ -34,7 +39,9 @@ const REDIRECTIONS: usize = 5;
 
 /// Opens connections.
 #[derive(Debug, Clone)]
-pub(super) struct Connector(Client<HttpsConnector<TcpConnector>, HttpRequestBody>);
+pub(super) struct Connector(HttpsClient);
+
+type HttpsClient = Client<HttpsConnector<ProxiedConnector>, HttpRequestBody>;
 
 impl Connector {
     pub(super) fn new() -> Result<Connector, rustls::Error> {
@@ -54,6 +61,7 @@ impl Connector {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT));
+        let tcp = ProxiedConnector { tcp, proxies: Arc::new(Matcher::from_env()) };
         let connector =
             HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().wrap_connector(tcp);
         let client = Client::builder(TokioExecutor::new())
@@ -72,9 +80,78 @@ impl HttpConnector for Connector {
     }
 }
 
+/// Opens TCP connections, those for HTTPS through the proxy that the environment names for the server (`HTTPS_PROXY`,
+/// `NO_PROXY`). Plain HTTP is for servers nearby.
+#[derive(Debug, Clone)]
+struct ProxiedConnector {
+    tcp: TcpConnector,
+    proxies: Arc<Matcher>,
+}
+
+/// A proxy that does not connect to a server.
+#[derive(Debug, thiserror::Error)]
+#[error("{proxy} answers {answer}")]
+pub(super) struct ProxyRefusal {
+    pub(super) proxy: String,
+    pub(super) answer: String,
+}
+
+type BoxedError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Service<Uri> for ProxiedConnector {
+    type Response = TokioIo<TcpStream>;
+    type Error = BoxedError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxedError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxedError>> {
+        self.tcp.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        let is_encrypted = server.scheme_str() == Some("https");
+        match self.proxies.intercept(&server).filter(|_| is_encrypted) {
+            None => {
+                let connection = self.tcp.call(server);
+                Box::pin(async move { Ok(connection.await?) })
+            }
+            Some(proxy) => {
+                let connection = self.tcp.call(proxy.uri().clone());
+                Box::pin(async move {
+                    let mut stream = connection.await?.into_inner();
+                    tunnel(&mut stream, &server, &proxy).await?;
+                    Ok(TokioIo::new(stream))
+                })
+            }
+        }
+    }
+}
+
+/// Has a proxy connect to a server (RFC 9110, 9.3.6).
+async fn tunnel(stream: &mut TcpStream, server: &Uri, proxy: &Intercept) -> Result<(), BoxedError> {
+    let address = format!("{}:{}", server.host().unwrap_or_default(), server.port_u16().unwrap_or(443));
+    let mut request = format!("CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n");
+    if let Some(credentials) = proxy.basic_auth().and_then(|value| value.to_str().ok()) {
+        request += &format!("Proxy-Authorization: {credentials}\r\n");
+    }
+    stream.write_all((request + "\r\n").as_bytes()).await?;
+    // The server speaks after the client has, so all bytes up to the first request are the proxy's.
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") && answer.len() < 16 << 10 {
+        answer.push(stream.read_u8().await?);
+    }
+    let status = answer.split(|byte| *byte == b'\r').next().unwrap_or_default();
+    let status = String::from_utf8_lossy(status);
+    let status = status.split_once(' ').map_or(&*status, |(_, status)| status);
+    if status.starts_with('2') {
+        return Ok(());
+    }
+    let proxy = proxy.uri().authority().map_or_else(String::new, ToString::to_string);
+    Err(ProxyRefusal { proxy, answer: status.to_owned() }.into())
+}
+
 #[derive(Debug)]
 struct Transport {
-    client: Client<HttpsConnector<TcpConnector>, HttpRequestBody>,
+    client: HttpsClient,
     allow_http: bool,
     /// Whether a server has answered. Before that a failed connection is not repeated: a wrong name or endpoint should be
     /// reported at once.

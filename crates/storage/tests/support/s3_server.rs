@@ -17,6 +17,8 @@ pub struct Faults {
     pub cut_every: AtomicUsize,
     /// The delay of each answer in milliseconds.
     pub latency_ms: AtomicU64,
+    /// The object of this path is written once without an answer.
+    pub lost_answer: Mutex<Option<String>>,
 }
 
 #[derive(Default)]
@@ -53,7 +55,11 @@ struct State {
 
 impl S3Server {
     pub fn start(buckets: &[&str]) -> S3Server {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        S3Server::start_at("127.0.0.1:0", buckets)
+    }
+
+    pub fn start_at(address: &str, buckets: &[&str]) -> S3Server {
+        let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
         let state = Arc::new(State::default());
         state.content.lock().unwrap().buckets = buckets.iter().map(|name| name.to_string()).collect();
@@ -171,6 +177,11 @@ fn serve(state: &State, mut stream: TcpStream) {
             true => Answer::error(500, "InternalError"),
             false => answer(state, &request),
         };
+        let is_lost = |lost: &mut String| request.method == "PUT" && *lost == request.path;
+        if state.faults.lost_answer.lock().unwrap().take_if(is_lost).is_some() {
+            state.active.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
         let is_read = request.method == "GET" && answer.status < 300 && answer.body.len() > 1;
         let is_cut = is_read && every(&state.faults.cut_every, state.reads.fetch_add(1, Ordering::SeqCst) + 1);
         let mut head = format!("HTTP/1.1 {} X\r\n", answer.status);
