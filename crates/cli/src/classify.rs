@@ -14,6 +14,7 @@ use crate::checkpoints::report_changes;
 use crate::hints::describe;
 use crate::images::{ImageArguments, report_failures};
 use crate::terminal::{self, Meaning, printable, styled};
+use crate::words::WordArguments;
 
 /// Classify images
 #[derive(Args)]
@@ -22,6 +23,8 @@ Examples:
   vit classify examples/images
   vit classify 'examples/*/*.jpg' --top 1 --format csv
   find examples -name '*.jpg' | vit classify - --json
+  vit classify photos --model clip --labels 'a cat, a dog' \\
+    --template 'a photo of {}'
 
 A model that was trained on images with several labels gives each class its own
 probability, and the classes above --threshold are shown. If there are none, the
@@ -44,6 +47,8 @@ pub struct Arguments {
     /// The same as --format jsonl
     #[arg(long, conflicts_with = "format")]
     json: bool,
+    #[command(flatten)]
+    words: WordArguments,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -69,7 +74,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let sources = images.sources()?;
     let format = if arguments.json { PredictionFormat::Jsonl } else { arguments.format };
     let options = images.options(sources.len());
-    let checkpoint = images.checkpoint()?;
+    let checkpoint = arguments.words.classifier(images.checkpoint()?, &options)?;
     let mut model = Model::new(checkpoint, options.device.open()?.as_ref(), &options)?;
     report_changes(&images.model, model.report());
     let mut out = std::io::stdout().lock();
@@ -86,7 +91,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     images.how.run_model(&sources, &preprocess, batch, classify, |source, predictions| {
         let name = source.name();
         match predictions {
-            Ok(all) => print(&mut out, format, &name, &TopClasses::new(&all, threshold, arguments.top))?,
+            Ok(all) => print(&mut out, format, &name, &TopClasses::new(&all, &arguments, threshold))?,
             Err(error) => {
                 failed += 1;
                 let error = describe(&error);
@@ -107,13 +112,16 @@ struct TopClasses<'a> {
     threshold: Option<f32>,
     /// The likeliest class, if none is above the threshold.
     below: Option<&'a Prediction>,
+    /// Whether JSON has the logits, too.
+    with_logits: bool,
 }
 
 impl<'a> TopClasses<'a> {
-    fn new(all: &'a [Prediction], threshold: Option<f32>, top: usize) -> Self {
+    fn new(all: &'a [Prediction], arguments: &Arguments, threshold: Option<f32>) -> Self {
         let above = |p: &&Prediction| threshold.is_none_or(|threshold| p.probability > threshold);
-        let classes: Vec<_> = all.iter().filter(above).take(top).collect();
-        TopClasses { below: all.first().filter(|_| classes.is_empty()), classes, threshold }
+        let classes: Vec<_> = all.iter().filter(above).take(arguments.top).collect();
+        let with_logits = arguments.words.are_given();
+        TopClasses { below: all.first().filter(|_| classes.is_empty()), classes, threshold, with_logits }
     }
 }
 
@@ -132,8 +140,13 @@ fn print(out: &mut impl Write, format: PredictionFormat, file: &str, shown: &Top
             Ok(())
         }
         PredictionFormat::Jsonl => {
-            let prediction =
-                |p: &Prediction| json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) });
+            let prediction = |p: &Prediction| {
+                let mut object = json!({ "class": p.class, "label": p.label, "probability": shortest(p.probability) });
+                if shown.with_logits {
+                    object["logit"] = json!(shortest(p.logit));
+                }
+                object
+            };
             let predictions: Vec<_> = shown.classes.iter().map(|p| prediction(p)).collect();
             let mut object = json!({ "file": file, "predictions": predictions });
             if let Some(threshold) = shown.threshold {

@@ -70,7 +70,7 @@ pub struct Arguments {
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let model = arguments.model.path();
-    let mut checkpoint = checkpoints::open(&model, false)?;
+    let mut checkpoint = checkpoints::open(&model, false)?.into_image_tower()?;
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
     checkpoints::report_changes(&model, &checkpoint.report);
     let samples = arguments.open_data(&model, &checkpoint.config)?;

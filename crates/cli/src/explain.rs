@@ -6,10 +6,11 @@ mod output;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use vit::Explain;
+use vit::text::zero_shot;
+use vit::{Explain, ModelOptions};
 use vit_data::{ApplyPreprocess, Image};
 use vit_insight::{ExplainOptions, Explanation, Map, Method, PageEntry, Subject};
-use vit_models::Config;
+use vit_models::{Checkpoint, Config};
 
 use crate::Outcome;
 use crate::checkpoints::report_changes;
@@ -26,6 +27,7 @@ Examples:
   vit explain examples/images --out maps
   vit explain examples/images/dog.jpg --class cat --class dog -o pets
   vit explain examples/images --layer 3 --head 1 -o head
+  vit explain dog.jpg --model clip --text 'a dog' -o dog
 
 One image becomes NAME.png (the image, its maps, their scales),
 NAME.overlay.png (side by side at its own resolution), NAME.npy (the raw maps,
@@ -55,6 +57,13 @@ pub struct Arguments {
     /// it, or its number; may be repeated
     #[arg(long = "class", value_name = "NAME", conflicts_with = "top")]
     classes: Vec<String>,
+    /// A text whose place in the image gets a map, by CLIP or SigLIP; may be
+    /// repeated
+    #[arg(long = "text", value_name = "TEXT", conflicts_with_all = ["top", "classes"])]
+    texts: Vec<String>,
+    /// Cut texts that are longer than the model reads
+    #[arg(long, requires = "texts")]
+    truncate: bool,
     /// png (files for each image) or html (one page) [default: png for one
     /// image, html for several]
     #[arg(long, value_enum, hide_possible_values = true)]
@@ -73,11 +82,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let sources = images.sources()?;
     let usual = if sources.len() == 1 { ExplanationFormat::Png } else { ExplanationFormat::Html };
     let format = arguments.format.unwrap_or(usual);
-    let checkpoint = images.checkpoint()?;
+    let model_options = images.options(sources.len());
+    let checkpoint = arguments.about_texts(images.checkpoint()?, &model_options)?;
     let Config { labels, architecture, .. } = &checkpoint.config;
-    let classes = classes::find_all(&arguments.classes, labels, architecture.classes())?;
+    let classes = match arguments.texts.len() {
+        0 => classes::find_all(&arguments.classes, labels, architecture.classes())?,
+        texts => (0..texts).collect(),
+    };
     let options = ExplainOptions { method, top: arguments.top.into(), classes, ..ExplainOptions::default() };
-    let mut model = Explain::new(checkpoint, &options, &images.options(sources.len()))?;
+    let mut model = Explain::new(checkpoint, &options, &model_options)?;
     report_changes(&images.model, model.report());
     make_folder(out)?;
 
@@ -118,7 +131,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         for ((source, image), explanation) in names.iter().zip(&ready).zip(found) {
             match explanation {
                 Ok(explanation) => {
-                    let captions = captions(&model, &explanation);
+                    let captions = captions(&model, &explanation, !arguments.texts.is_empty());
                     writer.add(out, &subtitle, source, image, &explanation, &captions)?;
                 }
                 Err(error) => {
@@ -138,6 +151,14 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 impl Arguments {
+    /// A classifier of the texts, if there are any; otherwise the model of images.
+    fn about_texts(&self, checkpoint: Checkpoint, options: &ModelOptions) -> anyhow::Result<Checkpoint> {
+        if self.texts.is_empty() {
+            return Ok(checkpoint.into_image_tower()?);
+        }
+        Ok(zero_shot(checkpoint, &self.texts, &[], self.truncate, options)?)
+    }
+
     /// The method with its layer and head, which imply attention.
     fn method(&self) -> anyhow::Result<Option<Method>> {
         let Arguments { layer, head, .. } = *self;
@@ -167,10 +188,13 @@ fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
     format!("{name}{architecture}{how}")
 }
 
-/// The name of every map, and the probability of its class.
-fn captions(model: &Explain, explanation: &Explanation) -> Vec<(String, String)> {
-    let probabilities = &explanation.probabilities;
+/// The name of every map, and the probability of its class, or a text's logit.
+fn captions(model: &Explain, explanation: &Explanation, texts: bool) -> Vec<(String, String)> {
+    let Explanation { probabilities, logits, .. } = explanation;
     let caption = |(subject, _): &(Subject, Map)| match subject {
+        Subject::Class(class) if texts => {
+            (model.label(*class), format!("logit {:.2}", logits.get(*class).unwrap_or(&0.0)))
+        }
         Subject::Class(class) => {
             (model.label(*class), format!("{:.1} %", 100.0 * probabilities.get(*class).unwrap_or(&0.0)))
         }

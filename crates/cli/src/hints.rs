@@ -91,6 +91,8 @@ fn of_facade(error: &Error) -> Option<Advice> {
         Error::Insight(error) => of_insight(error),
         Error::Image(error) => of_image(error),
         Error::NoHead => Advice::text("`vit embed` gives its features"),
+        Error::NoTextTower => Advice::text("texts need an image-text model, such as CLIP or SigLIP"),
+        Error::TextLength { .. } => Advice::option("truncate", "--truncate cuts it"),
         Error::NoClassToken => Advice::option("pool", "use --pool mean or --pool features"),
         _ => None,
     }

@@ -46,7 +46,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let Arguments { how, out, .. } = &arguments;
     let model = &arguments.model.path();
     let sources = sources(&arguments.data)?;
-    let checkpoint = how.checkpoint(model)?;
+    let checkpoint = how.checkpoint(model)?.into_image_tower()?;
     report_changes(model, &checkpoint.report);
     checkpoint.check_finite()?;
     make_folder(out)?;

@@ -30,6 +30,7 @@ mod terminal;
 mod train;
 mod training_view;
 mod verify;
+mod words;
 
 use std::panic::PanicHookInfo;
 use std::process::ExitCode;

@@ -26,7 +26,7 @@ fn overflowing() -> Checkpoint {
     }
     let labels = vec!["a".into(), "b".into()];
     let config = Config { name: None, architecture, preprocessing, labels, problem_type: ProblemType::default() };
-    Checkpoint { config, weights, scheme: Scheme::Timm, source: "".into(), report: vec![] }
+    Checkpoint { config, weights, scheme: Scheme::Timm, source: "".into(), report: vec![], tokenizer: None }
 }
 
 fn save(checkpoint: &Checkpoint, folder: &Path) {

@@ -28,6 +28,7 @@ pub mod pipeline;
 pub mod preprocess;
 pub mod resize;
 pub mod samples;
+pub mod tokenise;
 pub mod transform;
 
 pub use dataset::{Dataset, DatasetError};

@@ -28,7 +28,7 @@ pub fn open() -> Result<Checkpoint, ModelError> {
     let config = config::parse(&json, None).map_err(wrong)?;
     let (mut weights, scheme) = names::canonical(safetensors::from_bytes(WEIGHTS)?)?;
     let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, Leniency::default())?;
-    Ok(Checkpoint { config, weights, scheme, source, report })
+    Ok(Checkpoint { config, weights, scheme, source, report, tokenizer: None })
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use vit_system::{atomic_file, hash, regular_file};
 
 use crate::adapt::{Leniency, adapt};
 use crate::builtin;
+use crate::clip::{Clip, open_clip};
 use crate::config::{self, Config};
 use crate::error::ModelError;
 use crate::guess::guess;
@@ -49,6 +50,43 @@ pub struct Checkpoint {
     pub source: PathBuf,
     /// What was changed when it was opened, one line each.
     pub report: Vec<String>,
+    /// How its texts become tokens, if it has a text tower and the folder has the file.
+    pub tokenizer: Option<TokenizerFiles>,
+}
+
+/// The files of a tokeniser.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenizerFiles {
+    /// `tokenizer.json`.
+    pub tokenizer: String,
+    /// `tokenizer_config.json`; null where there is none.
+    pub config: Value,
+}
+
+impl TokenizerFiles {
+    const TOKENIZER: &str = "tokenizer.json";
+    const CONFIG: &str = "tokenizer_config.json";
+
+    fn read(folder: &Path) -> Result<Option<Self>, ModelError> {
+        let path = folder.join(Self::TOKENIZER);
+        match regular_file::read_to_string(&path) {
+            Ok(tokenizer) => {
+                let config = read_json(&folder.join(Self::CONFIG))?.unwrap_or_default();
+                Ok(Some(TokenizerFiles { tokenizer, config }))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(ModelError::Io { path, error }),
+        }
+    }
+
+    fn write(&self, folder: &Path) -> Result<(), ModelError> {
+        let written = |name: &str, text: &str| {
+            let path = folder.join(name);
+            atomic_file::write(&path, text).map_err(|error| ModelError::Io { path, error })
+        };
+        written(Self::TOKENIZER, &self.tokenizer)?;
+        if self.config.is_null() { Ok(()) } else { written(Self::CONFIG, &format!("{:#}\n", self.config)) }
+    }
 }
 
 /// The layout in which a checkpoint folder is written.
@@ -100,8 +138,10 @@ impl Checkpoint {
         let path = &*model_of(path);
         let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
         let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+        let open_clip = if metadata.is_dir() { read_open_clip(folder)? } else { None };
         let source = match options.weights {
             Some(weights) => weights.to_path_buf(),
+            None if open_clip.is_some() => find_open_clip_weights(path)?,
             None if metadata.is_dir() => find_weights(path)?,
             None => path.to_path_buf(),
         };
@@ -113,8 +153,20 @@ impl Checkpoint {
             weights::read(&source)?
         };
         let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
-        let opened = match described {
-            Some(Described { config, kind: Some(kind), json }) if kind.recognises(&raw, &config.architecture) => {
+        let open_clip = match open_clip {
+            None if described.is_none() && open_clip::recognises(&raw) => open_clip::guess(&raw),
+            read => read,
+        };
+        let both_towers =
+            open_clip.and_then(|config| Some((config.architecture.downcast_ref::<Clip>()?.clone(), config)));
+        let opened = match (both_towers, described) {
+            (Some((clip, config)), _) => {
+                let mut weights = open_clip::to_canonical(raw, &clip)?;
+                let scheme = Scheme::Timm;
+                let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+                Ok((config, weights, scheme, report))
+            }
+            (_, Some(Described { config, kind: Some(kind), json })) if kind.recognises(&raw, &config.architecture) => {
                 let tensors = raw.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect();
                 let (model, scheme) = (config.architecture.clone(), Scheme::HuggingFace);
                 kind.to_canonical(raw, &model)
@@ -128,7 +180,7 @@ impl Checkpoint {
                         lines => ModelError::unmatched(lines),
                     })
             }
-            described => names::canonical(raw).map_err(ModelError::from).and_then(|(mut weights, scheme)| {
+            (_, described) => names::canonical(raw).map_err(ModelError::from).and_then(|(mut weights, scheme)| {
                 let (config, mut report) = match described {
                     Some(Described { config, .. }) => (config, Vec::new()),
                     None => guessed(unknown, folder, &source, &weights, scheme)?,
@@ -145,14 +197,18 @@ impl Checkpoint {
             report.push("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into());
         }
         let image_size = options.image_size.unwrap_or(config.preprocessing.image_size);
-        let mut checkpoint = Checkpoint { config, weights, scheme, source, report };
+        let has_text = config.architecture.downcast_ref::<Clip>().is_some();
+        let tokenizer = if has_text { TokenizerFiles::read(folder)? } else { None };
+        let mut checkpoint = Checkpoint { config, weights, scheme, source, report, tokenizer };
         checkpoint.change(Changes { image_size: Some(image_size), ..Changes::default() })?;
         Ok(checkpoint)
     }
 
     /// Opens a copy of a checkpoint in remote storage.
     fn download(url: &Path, options: OpenOptions) -> Result<Checkpoint, ModelError> {
-        let copy = LocalCopy::of(url, &files_of_model, &["config.json", "preprocessor_config.json"]);
+        const BESIDE: [&str; 4] =
+            ["config.json", "preprocessor_config.json", TokenizerFiles::TOKENIZER, TokenizerFiles::CONFIG];
+        let copy = LocalCopy::of(url, &files_of_model, &BESIDE);
         let copy = copy.map_err(|error| ModelError::Io { path: url.into(), error })?;
         let mut checkpoint = Checkpoint::open(copy.path(), options)?;
         checkpoint.source = match checkpoint.source.strip_prefix(copy.path()) {
@@ -254,7 +310,7 @@ impl Checkpoint {
             let path = folder.join(name);
             write_json(&path, &json).map_err(|error| ModelError::Io { path, error })?;
         }
-        Ok(())
+        self.tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.write(folder))
     }
 }
 
@@ -284,6 +340,23 @@ struct Described {
     kind: Option<&'static ModelType>,
     /// The file.
     json: Value,
+}
+
+/// The configuration of OpenCLIP's folder. Where a `config.json` of Hugging Face is beside it, that one has both towers, too;
+/// timm's has the image tower alone.
+fn read_open_clip(folder: &Path) -> Result<Option<Config>, ModelError> {
+    let beside = read_json(&folder.join("config.json"))?;
+    if beside.is_some_and(|json| json.get("architecture").is_none()) {
+        return Ok(None);
+    }
+    let path = folder.join(open_clip::CONFIG);
+    let Some(json) = read_json(&path)? else { return Ok(None) };
+    open_clip::parse(&json).map(Some).map_err(|what| ModelError::Config { path, what })
+}
+
+fn find_open_clip_weights(folder: &Path) -> Result<PathBuf, ModelError> {
+    let usual = open_clip::WEIGHTS.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+    usual.map_or_else(|| find_weights(folder), Ok)
 }
 
 fn read_described(folder: &Path) -> Result<Option<Described>, ModelError> {

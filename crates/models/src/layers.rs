@@ -16,7 +16,7 @@ pub use continuous_bias::{CONTINUOUS_BIAS_DROPOUT, ContinuousBias, ContinuousFor
 pub use conv::{Conv, Padding, Standardise, average_down, channels_last, max_pool, pointwise};
 pub use cosine::cosine_qkv;
 pub use mlp::{Gate, Mlp, linear_parts, mlp};
-pub use norm::{NormKind, layer_norm};
+pub use norm::{NormKind, layer_norm, unit_length};
 pub use patches::refuses_patches;
 pub use relative::{PrefixBias, TABLE, offsets, relative_bias, relative_index, window_bias};
 pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};

@@ -13,6 +13,7 @@ mod adapt;
 mod architecture;
 pub mod builtin;
 mod checkpoint;
+pub mod clip;
 pub mod coatnet;
 pub mod config;
 pub mod convnext;
@@ -35,7 +36,7 @@ pub mod weights;
 
 pub use adapt::{Leniency, adapt};
 pub use architecture::{Architecture, Dimensions, Network, NetworkObject, PatchGrid, PositionLayout, TokenSequence};
-pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, read_config};
+pub use checkpoint::{Changes, Checkpoint, Layout, OpenOptions, TokenizerFiles, read_config};
 pub use config::{Config, Configured};
 pub use error::ModelError;
 pub use guess::guess;
@@ -57,4 +58,5 @@ const ARCHITECTURES: &[Registered] = &[
     Registered::of::<swin::Swin>(),
     Registered::of::<coatnet::CoAtNet>(),
     Registered::of::<lenet::LeNet>(),
+    Registered::of::<clip::Clip>(),
 ];

@@ -69,6 +69,15 @@ pub enum Lineage {
     RelPos,
 }
 
+/// The vector that texts are compared with (CLIP), at length 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Embedding {
+    /// The pooled vector itself (SigLIP).
+    Pooled,
+    /// Its projection to this width, without a bias (CLIP).
+    Projected(usize),
+}
+
 /// One Vision Transformer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Vit {
@@ -128,6 +137,8 @@ pub struct Vit {
     pub final_norm: FinalNorm,
     /// Width of the pre-training head's hidden layer with tanh; `None` for the fine-tuning head, one linear layer.
     pub pre_logits: Option<usize>,
+    /// The features are an embedding that texts are compared with, and the head reads it at length 1.
+    pub embedding: Option<Embedding>,
     /// The projections to query, key and value.
     pub qkv: Qkv,
     /// Heads of keys and values in each block, which several heads of queries share; empty for one for each.
@@ -194,6 +205,7 @@ impl Default for Vit {
             pre_norm: false,
             final_norm: FinalNorm::BeforePooling,
             pre_logits: None,
+            embedding: None,
             qkv: Qkv::packed(QkvBias::All),
             key_value_heads: Vec::new(),
             projection_bias: true,
@@ -234,20 +246,20 @@ impl Vit {
 }
 
 /// The inputs of a block other than its tokens.
-struct BlockInputs {
+pub(crate) struct BlockInputs {
     /// Its index.
-    depth: usize,
+    pub depth: usize,
     /// The bias on attention scores that all blocks share.
-    shared_bias: Option<Tensor>,
+    pub shared_bias: Option<Tensor>,
     /// Cosines and sines of rotary positions.
-    rotation: Option<[Tensor; 2]>,
+    pub rotation: Option<[Tensor; 2]>,
 }
 
 impl Forward<'_, Vit> {
     /// Outputs: `tokens` after the encoder, `features` before the head, and `logits` if there are classes; with a
-    /// distillation head `logits_cls` and `logits_dist` too. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
-    /// `blocks.N.attn.weights`.
-    fn run(&self, image: &Tensor) {
+    /// distillation head `logits_cls` and `logits_dist` too; with an embedding `image_embeds`, which is of length 1. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
+    /// `blocks.N.attn.weights`. Returns what the head reads.
+    pub(crate) fn run(&self, image: &Tensor) -> Tensor {
         let mut x = self.embed(image);
         let shared_bias = relative::shared_bias(self.net, self.building, &x);
         let rotations = self.rotations(image);
@@ -261,7 +273,7 @@ impl Forward<'_, Vit> {
             x = self.norm(&x, "norm");
         }
         x.output("tokens");
-        self.head(&x);
+        self.head(&x)
     }
 
     /// Equation 1: patches projected linearly, the class token before them, positions added.
@@ -325,7 +337,7 @@ impl Forward<'_, Vit> {
         .collect()
     }
 
-    fn block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
+    pub(crate) fn block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
         let _scope = x.scope(&format!("blocks.{}", inputs.depth));
         let x = match self.net.block {
             BlockKind::PreNorm => self.pre_norm_block(x, inputs),
@@ -378,7 +390,7 @@ impl Forward<'_, Vit> {
         self.building.drop_path(x, drop_path_rate(self.net.drop_path, depth, self.net.depth))
     }
 
-    fn norm(&self, x: &Tensor, name: &str) -> Tensor {
+    pub(crate) fn norm(&self, x: &Tensor, name: &str) -> Tensor {
         self.net.norm.apply(x, self.net.norm_epsilon, name)
     }
 

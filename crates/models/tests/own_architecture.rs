@@ -97,7 +97,7 @@ fn an_own_architecture_is_named_saved_and_opened_again() {
     };
     let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("own_architecture");
     let scheme = weights::Scheme::Timm;
-    let saved = Checkpoint { config, weights, scheme, source: folder.clone(), report: vec![] };
+    let saved = Checkpoint { config, weights, scheme, source: folder.clone(), report: vec![], tokenizer: None };
     saved.save(&folder, Layout::Timm, Dtype::F32).unwrap();
 
     let mut opened = Checkpoint::open(&folder, OpenOptions::default()).unwrap();

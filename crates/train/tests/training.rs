@@ -98,7 +98,14 @@ fn small_model(published: &str, folder: &Path) {
         labels: Vec::new(),
         problem_type: ProblemType::default(),
     };
-    let checkpoint = Checkpoint { config, weights, scheme: Scheme::Timm, source: folder.into(), report: Vec::new() };
+    let checkpoint = Checkpoint {
+        config,
+        weights,
+        scheme: Scheme::Timm,
+        source: folder.into(),
+        report: Vec::new(),
+        tokenizer: None,
+    };
     checkpoint.save(folder, Layout::Timm, Dtype::F32).unwrap();
 }
 

@@ -54,6 +54,49 @@ pub enum Error {
     /// A model without a class token to read the embedding from.
     #[error("this model has no class token")]
     NoClassToken,
+    /// A model that embeds images only.
+    #[error("this model has no text tower")]
+    NoTextTower,
+    /// A text tower without a tokeniser.
+    #[error(
+        "{}: there is no tokenizer.json, and CLIP's tokeniser does not suit a vocabulary of {vocabulary} tokens; put the \
+         model's tokenizer.json there",
+        folder.display()
+    )]
+    NoTokeniser {
+        /// The model's folder.
+        folder: PathBuf,
+        /// Tokens of its vocabulary.
+        vocabulary: usize,
+    },
+    /// A tokeniser that cannot be read, or a text that it refuses.
+    #[error(transparent)]
+    Tokenise(#[from] vit_data::tokenise::TokeniseError),
+    /// A text of more tokens than the model reads.
+    #[error("the text `{}` has {tokens} tokens, and the model reads at most {context}; shorten it", shortened(.text))]
+    TextLength {
+        /// The text.
+        text: String,
+        /// Its tokens.
+        tokens: usize,
+        /// The most that the model reads.
+        context: usize,
+    },
+    /// A list of labels that is empty.
+    #[error("there are no labels")]
+    NoLabels,
+    /// A template without a place for the label.
+    #[error("the template `{template}` has no {{}} where the label goes")]
+    Template {
+        /// The template.
+        template: String,
+    },
+    /// A text whose embedding is NaN or infinite.
+    #[error("the embedding of the text `{}` is NaN or infinite; use a more precise number format, such as f32", shortened(.text))]
+    NonFiniteText {
+        /// The text.
+        text: String,
+    },
     /// An output that the model does not have.
     #[error(
         "the model has no output `{name}`; it has {}, and intermediates {}",
@@ -132,6 +175,14 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+}
+
+/// The beginning of a text.
+fn shortened(text: &str) -> String {
+    match text.char_indices().nth(60) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.into(),
+    }
 }
 
 impl Error {

@@ -37,7 +37,7 @@ pub struct Explain {
 impl Explain {
     /// Opens a model as [`Model::open_with`](crate::Model::open_with) does.
     pub fn open(path: impl AsRef<Path>, options: &ExplainOptions, model: &ModelOptions) -> Result<Explain, Error> {
-        Self::new(open_checkpoint(path.as_ref(), model)?, options, model)
+        Self::new(open_checkpoint(path.as_ref(), model)?.into_image_tower()?, options, model)
     }
 
     /// Prepares a checkpoint, on the device and with the batch of `model`; its other options have no effect.

@@ -50,6 +50,7 @@ mod error;
 pub mod explain;
 mod finite;
 mod model;
+pub mod text;
 #[cfg(feature = "train")]
 pub mod train;
 mod verify;
@@ -62,6 +63,7 @@ pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
 pub use model::{Model, ModelOptions, Prediction};
+pub use text::TextEmbed;
 #[cfg(feature = "train")]
 pub use train::Trainer;
 pub use verify::{Comparison, Verification, VerifyOptions, verify};

@@ -109,6 +109,8 @@ pub struct Prediction {
     pub label: String,
     /// From a softmax over all classes, or from one sigmoid per class if images may have several labels.
     pub probability: f32,
+    /// The logit that it is from.
+    pub logit: f32,
 }
 
 impl Prediction {
@@ -120,6 +122,7 @@ impl Prediction {
                 class,
                 label: config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
                 probability,
+                logit: logits[class],
             })
             .collect();
         all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));

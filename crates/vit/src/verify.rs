@@ -4,8 +4,10 @@
 mod loss;
 #[cfg(feature = "train")]
 mod mixing;
+mod pairs;
 #[cfg(feature = "train")]
 mod settings;
+mod tokens;
 #[cfg(feature = "train")]
 mod training;
 
@@ -79,7 +81,7 @@ fn usual_tolerance(name: &str, recording: &Value, precision: Precision) -> f64 {
     let exact = stated.and_then(Value::as_f64).unwrap_or(match name {
         _ if name.starts_with("attention_") => 5e-6,
         _ if name.starts_with("grad.") => 5e-5,
-        "tokens" | "feature_map" => 5e-5,
+        "tokens" | "feature_map" | "image_tokens" | "text_tokens" => 5e-5,
         _ if name.starts_with("tokens_") => 5e-5,
         "loss" => 1e-5,
         _ => 2e-5,
@@ -104,8 +106,14 @@ fn tap(name: &str) -> String {
 }
 
 /// Builds the model of a folder, runs it on the `input` of its `io.safetensors`, and compares all other arrays in it. If
-/// `labels` are among them, `loss` and `grad.NAME` are the mean cross-entropy and its gradients. With `images` in place of `input` it is a recorded training run, whose steps are replayed as config.json describes.
+/// `labels` are among them, `loss` and `grad.NAME` are the mean cross-entropy and its gradients. Of an image-text model,
+/// `input_ids` are its texts. With `images` in place of `input` it is a recorded training run, whose steps are replayed as
+/// config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
+    let recording = description(folder);
+    if tokens::is_recorded(&recording) {
+        return tokens::compare(folder, &recording);
+    }
     let open = OpenOptions { weights: options.weights.as_deref(), ..OpenOptions::default() };
     let checkpoint = Checkpoint::open(folder, open)?;
     let recorded = folder.join("io.safetensors");
@@ -114,7 +122,6 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         return Err(Error::Recording { path: recorded, what });
     }
     let mut io = safetensors::read(&recorded)?;
-    let recording = description(folder);
     if let Some(map) = io.tensors.get_mut("feature_map").filter(|_| recording["feature_map_layout"] == "NCHW") {
         *map = channels_last(map);
     }
@@ -131,6 +138,10 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         }
         #[cfg(not(feature = "train"))]
         return Err(unsuitable("recorded training steps need the feature `train` of this library".into()));
+    }
+    if let Some(clip) = checkpoint.image_text().filter(|_| pairs::is_recorded(&io)) {
+        let arrays = pairs::compare(&checkpoint, clip, io, &recording, options, &unsuitable)?;
+        return Ok(Verification { weights: checkpoint.source, arrays });
     }
     let source = checkpoint.source;
     let recorded = Recorded { folder, recording: &recording, options, unsuitable: &unsuitable };
@@ -252,7 +263,6 @@ impl<E: Into<Error>> From<E> for ReplayError {
     }
 }
 
-#[cfg(feature = "train")]
 impl Comparison {
     /// A recorded array against the model's, if it has one.
     fn new(name: String, expected: &Tensor, found: Option<&[f32]>, tolerance: f64) -> Self {

@@ -1,12 +1,13 @@
-//! `clip_vision_model`, and the vision tower of `clip`: ViT with a norm before the blocks and none after them but on the pooled
-//! class token. A projection is a head without a bias; a classifier reads the mean of the patches.
+//! `clip` with both towers, and `clip_vision_model`: ViT with a norm before the blocks and none after them but on the pooled
+//! class token. The projection of an image tower alone is a head without a bias; a classifier reads the mean of the patches.
 
 use vit_graph::ops::Activation;
 
 use super::names::Names;
 use super::vision_transformer::read;
-use super::{ModelType, Task, processor};
+use super::{ModelType, Task, processor, text};
 use crate::architecture::Architecture;
+use crate::clip::Clip;
 use crate::config::Arguments;
 use crate::vit::{FinalNorm, Pooling, Vit};
 use crate::weights::{Tensor, Weights, WeightsError};
@@ -50,19 +51,40 @@ pub(super) const BOTH_TOWERS: ModelType = ModelType {
     name: "clip",
     class: "CLIP",
     read: |args, task| {
-        for option in ["text_config", "text_config_dict", "vision_config_dict", "logit_scale_init_value"] {
+        for option in ["text_config_dict", "vision_config_dict", "logit_scale_init_value"] {
             args.get(option);
         }
         let projected = args.count("projection_dim")?.unwrap_or(512);
-        let vision = args.object("vision_config")?.ok_or("Hugging Face's option `vision_config` is missing")?;
-        let vision = Arguments::new("Hugging Face", vision);
+        let vision = options_of(args, "vision_config")?;
         vision.get("projection_dim");
         let vit = tower(&vision, task, projected)?;
         vision.finish(super::IGNORED)?;
-        Ok(vit.into())
+        let classifies = task.class.contains("ForImageClassification");
+        let text = match args.object("text_config")?.filter(|_| !classifies) {
+            Some(text) => Arguments::new("Hugging Face", text),
+            None => return Ok(vit.into()),
+        };
+        for option in ["projection_dim", "dropout"] {
+            text.get(option);
+        }
+        let clip = text::clip(vit, &text, projected)?;
+        text.finish(super::IGNORED)?;
+        Ok(clip.into())
     },
+    names: |model| match model.downcast_ref::<Clip>() {
+        Some(_) => Names::new(text::NAMES).and(text::CLIP).and_prefixed(text::IMAGE, NAMES),
+        None => Names::new(NAMES).and_prefixed(text::IMAGE, NAMES),
+    },
+    base: "",
+    unused: &[],
     ..TYPE
 };
+
+/// The options of one tower.
+pub(super) fn options_of<'a>(args: &Arguments<'a>, name: &str) -> Result<Arguments<'a>, String> {
+    let options = args.object(name)?.ok_or_else(|| format!("Hugging Face's option `{name}` is missing"))?;
+    Ok(Arguments::new("Hugging Face", options))
+}
 
 fn tower(args: &Arguments, task: Task, projected: usize) -> Result<Vit, String> {
     let patch_size = args.pair("patch_size")?.unwrap_or([32, 32]);

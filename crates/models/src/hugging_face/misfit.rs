@@ -104,12 +104,12 @@ fn changes(kind: &ModelType, config: &Value) -> Vec<(String, Shapes)> {
     };
     let mut all = Vec::new();
     for (option, value) in map {
-        if option == "vision_config" {
-            for (option, value) in value.as_object().into_iter().flatten() {
+        if ["vision_config", "text_config"].contains(&option.as_str()) {
+            for (inner, value) in value.as_object().into_iter().flatten() {
                 if let Some(other) = another(value) {
                     let mut map = map.clone();
-                    map["vision_config"][option] = other;
-                    all.push((format!("`{option}` {value}"), shapes(&map)));
+                    map[option][inner] = other;
+                    all.push((format!("`{inner}` {value}"), shapes(&map)));
                 }
             }
         } else if let Some(other) = another(value) {

@@ -17,6 +17,7 @@ mod resnet;
 mod siglip;
 mod siglip2;
 mod swin;
+mod text;
 mod vision_transformer;
 mod vit;
 mod vit_mae;

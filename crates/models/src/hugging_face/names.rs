@@ -34,6 +34,14 @@ impl Names {
         self
     }
 
+    /// The table with more rows, whose names of transformers have a prefix.
+    pub fn and_prefixed(mut self, prefix: &str, rows: &[(&'static str, &'static str)]) -> Self {
+        for &(theirs, ours) in rows {
+            self.add(format!("{prefix}{theirs}"), ours);
+        }
+        self
+    }
+
     /// Adds a row.
     pub fn add(&mut self, theirs: impl Into<Cow<'static, str>>, ours: impl Into<Cow<'static, str>>) {
         self.rows.push((theirs.into(), ours.into()));

@@ -1,12 +1,14 @@
-//! `siglip_vision_model`, and the vision tower of `siglip` (SigLIP 2 of a fixed resolution has this type, too): ViT without a class token,
-//! pooled by attention. A classifier reads the mean of the patches instead.
+//! `siglip` with both towers (SigLIP 2 of a fixed resolution has this type, too), and `siglip_vision_model`: ViT without a class
+//! token, pooled by attention. A classifier reads the mean of the patches instead.
 
 use vit_graph::ops::Activation;
 
+use super::clip::options_of;
 use super::names::Names;
 use super::vision_transformer::read;
-use super::{ModelType, Task, processor};
+use super::{ModelType, Task, processor, text};
 use crate::architecture::Architecture;
+use crate::clip::Clip;
 use crate::config::Arguments;
 use crate::vit::{Pooling, Vit};
 use crate::weights::{Tensor, Weights, WeightsError};
@@ -50,15 +52,32 @@ pub(super) const BOTH_TOWERS: ModelType = ModelType {
     name: "siglip",
     class: "Siglip",
     read: |args, task| {
-        args.get("text_config");
-        let vision = args.object("vision_config")?.ok_or("Hugging Face's option `vision_config` is missing")?;
-        let vision = Arguments::new("Hugging Face", vision);
+        let vision = options_of(args, "vision_config")?;
         let vit = tower(&vision, task)?;
         vision.finish(super::IGNORED)?;
-        Ok(vit.into())
+        both_towers(args, task, vit)
     },
+    names: names_of_both,
+    base: "",
+    unused: &[],
     ..TYPE
 };
+
+/// The model with its text tower, unless it is a classifier.
+pub(super) fn both_towers(args: &Arguments, task: Task, vit: Vit) -> Result<Architecture, String> {
+    let Some(text) = args.object("text_config")?.filter(|_| task.labels == 0) else { return Ok(vit.into()) };
+    let text = Arguments::new("Hugging Face", text);
+    let siglip = text::siglip(vit, &text)?;
+    text.finish(super::IGNORED)?;
+    Ok(siglip.into())
+}
+
+pub(super) fn names_of_both(model: &Architecture) -> Names {
+    match model.downcast_ref::<Clip>() {
+        Some(_) => Names::new(text::NAMES).and(text::SIGLIP).and_prefixed(text::IMAGE, NAMES),
+        None => Names::new(NAMES).and_prefixed(text::IMAGE, NAMES),
+    }
+}
 
 pub(super) fn tower(args: &Arguments, task: Task) -> Result<Vit, String> {
     let pooled = args.flag("vision_use_head")?.unwrap_or(true) && task.labels == 0;
@@ -74,7 +93,7 @@ pub(super) fn tower(args: &Arguments, task: Task) -> Result<Vit, String> {
 
 /// The attention pool's query projection is apart from those of keys and values here.
 pub(super) fn convert(weights: &mut Weights, model: &Architecture) -> Result<(), WeightsError> {
-    if model.downcast_ref::<Vit>().is_none_or(|vit| vit.pooling != Pooling::Map) {
+    if text::image_tower(model).is_none_or(|vit| vit.pooling != Pooling::Map) {
         weights.tensors.retain(|name, _| !name.starts_with("attn_pool."));
         return Ok(());
     }

@@ -1,8 +1,9 @@
-//! `siglip2_vision_model`, and the vision tower of `siglip2`, at the resolution of its positions: patches are cut by the image
+//! `siglip2` with both towers, and `siglip2_vision_model`, at the resolution of its positions: patches are cut by the image
 //! processor there, and embedded by a matrix.
 
+use super::clip::options_of;
 use super::siglip::{self, tower};
-use super::{ModelType, Task};
+use super::{ModelType, Task, text};
 use crate::architecture::Architecture;
 use crate::config::Arguments;
 use crate::vit::Vit;
@@ -20,13 +21,14 @@ pub(super) const BOTH_TOWERS: ModelType = ModelType {
     name: "siglip2",
     class: "Siglip2",
     read: |args, task| {
-        args.get("text_config");
-        let vision = args.object("vision_config")?.ok_or("Hugging Face's option `vision_config` is missing")?;
-        let vision = Arguments::new("Hugging Face", vision);
+        let vision = options_of(args, "vision_config")?;
         let vit = fixed(&vision, task)?;
         vision.finish(super::IGNORED)?;
-        Ok(vit.into())
+        siglip::both_towers(args, task, vit)
     },
+    names: siglip::names_of_both,
+    base: "",
+    unused: &[],
     ..TYPE
 };
 
@@ -43,7 +45,7 @@ fn fixed(args: &Arguments, task: Task) -> Result<Vit, String> {
 
 /// The embedding's columns are rows, columns and channels of a patch.
 fn convert(weights: &mut Weights, model: &Architecture) -> Result<(), WeightsError> {
-    let Some(vit) = model.downcast_ref::<Vit>() else { return Ok(()) };
+    let Some(vit) = text::image_tower(model) else { return Ok(()) };
     const NAME: &str = "patch_embed.proj.weight";
     let matrix = weights.take(NAME)?;
     let ([high, wide], channels) = (vit.patch_size, vit.channels);

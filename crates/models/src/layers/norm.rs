@@ -1,5 +1,6 @@
 //! Norms over the channels of each token or pixel.
 
+use vit_graph::ops::{Constant, LayerNorm};
 use vit_graph::{Init, Tensor};
 
 /// A norm over the last axis.
@@ -32,4 +33,14 @@ impl NormKind {
 /// Layer norm over the last axis.
 pub fn layer_norm(x: &Tensor, epsilon: f32, name: &str) -> Tensor {
     NormKind::Layer.apply(x, epsilon, name)
+}
+
+/// Every row `[rows, dim]` at length 1: an RMS norm with the constant weight `1 / √dim`.
+pub fn unit_length(x: &Tensor) -> Tensor {
+    /// Added to the mean square, so that a row of zeros stays one; too small to be seen elsewhere.
+    const EPSILON: f32 = 1e-20;
+    let dim = x.shape().last();
+    let weight = x.constant(Constant::filled([dim], (dim.max(1) as f32).powf(-0.5)));
+    let bias = x.constant(Constant::filled([dim], 0.0));
+    x.apply(LayerNorm::rms(EPSILON), &[&weight, &bias])
 }

@@ -21,7 +21,7 @@ impl Network for Vit {
     }
 
     fn forward(&self, image: &Tensor, building: &Building) {
-        Forward { net: self, building }.run(image);
+        drop(Forward { net: self, building }.run(image));
     }
 
     fn contradiction(&self) -> Option<String> {
@@ -52,8 +52,10 @@ impl Network for Vit {
         if matches!(self.pooling, Pooling::Token | Pooling::TokenAndMean) && !self.class_token {
             return Some("pooling by the class token needs a class token".into());
         }
-        let plain =
-            self.pooling == Pooling::Token && self.pre_logits.is_none() && self.final_norm != FinalNorm::AfterPooling;
+        let plain = self.pooling == Pooling::Token
+            && self.pre_logits.is_none()
+            && self.embedding.is_none()
+            && self.final_norm != FinalNorm::AfterPooling;
         if self.distillation_head && !(self.distillation_token && plain) {
             return Some(
                 "a distillation head needs a distillation token, token pooling, and linear heads after the norm".into(),

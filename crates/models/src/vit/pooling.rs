@@ -3,8 +3,8 @@
 use vit_graph::ops::{Activation, Attention, Pool2d, PoolMode};
 use vit_graph::{Init, Tensor};
 
-use super::{FinalNorm, Lineage, Vit};
-use crate::layers::{Forward, Gate, Mlp, linear, linear_from};
+use super::{Embedding, FinalNorm, Lineage, Vit};
+use crate::layers::{Forward, Gate, Mlp, linear, linear_from, unit_length};
 
 /// How the tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,8 +29,8 @@ pub enum Pooling {
 }
 
 impl Forward<'_, Vit> {
-    /// Equation 4 and the classification head.
-    pub(super) fn head(&self, x: &Tensor) {
+    /// Equation 4 and the classification head; returns what that reads.
+    pub(super) fn head(&self, x: &Tensor) -> Tensor {
         let vit = self.net;
         if vit.distillation_head {
             return self.two_heads(x);
@@ -43,11 +43,29 @@ impl Forward<'_, Vit> {
             let _scope = y.scope("pre_logits");
             y = linear(&y, hidden, true, "fc").tanh();
         }
-        let y = self.drop(y);
-        y.output("features");
+        let y = self.embedded(self.drop(y));
         if vit.classes > 0 {
             linear_from(&y, vit.classes, true, Init::Zeros, "head").output("logits");
         }
+        y
+    }
+
+    /// The head's input; `features` are the same before they are scaled to length 1.
+    fn embedded(&self, y: Tensor) -> Tensor {
+        let y = match self.net.embedding {
+            Some(Embedding::Projected(width)) => {
+                let init = Init::Normal { std: (self.net.dim as f32).powf(-0.5) };
+                linear_from(&y, width, false, init, "proj")
+            }
+            Some(Embedding::Pooled) | None => y,
+        };
+        y.output("features");
+        if self.net.embedding.is_none() {
+            return y;
+        }
+        let y = unit_length(&y);
+        y.output("image_embeds");
+        y
     }
 
     fn pool(&self, x: &Tensor) -> Tensor {
@@ -99,9 +117,10 @@ impl Forward<'_, Vit> {
     }
 
     /// DeiT: class and distillation tokens have a head each, and the logits are the mean of both.
-    fn two_heads(&self, x: &Tensor) {
+    fn two_heads(&self, x: &Tensor) -> Tensor {
         let (class, distillation) = (token(x, 0), token(x, 1));
-        (&class + &distillation).scale(0.5).output("features");
+        let features = (&class + &distillation).scale(0.5);
+        features.output("features");
         if self.net.classes > 0 {
             let head = |token: Tensor, name| linear_from(&self.drop(token), self.net.classes, true, Init::Zeros, name);
             let (class, distillation) = (head(class, "head"), head(distillation, "head_dist"));
@@ -109,6 +128,7 @@ impl Forward<'_, Vit> {
             distillation.output("logits_dist");
             (class + distillation).scale(0.5).output("logits");
         }
+        features
     }
 }
 

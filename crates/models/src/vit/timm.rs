@@ -5,12 +5,12 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::{
-    Backbone, BiasSharing, BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RelativeBias,
-    RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
+    Backbone, BiasSharing, BlockKind, Embedding, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias,
+    RelativeBias, RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
 };
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
-use crate::config::{Arguments, Configured, TimmForm};
+use crate::config::{Arguments, Configured, TimmForm, whole};
 use crate::layers::{Gate, NormKind};
 use crate::weights::names::timm::beit_name;
 use vit_preprocess::Preprocess;
@@ -139,6 +139,11 @@ impl Configured for Vit {
             None => self.pooling,
             Some("token_and_mean") => Pooling::TokenAndMean,
             Some(other) => return Err(format!("`pooling` should be token_and_mean, not {other}")),
+        };
+        self.embedding = match extra.get("embedding") {
+            None => self.embedding,
+            Some(Value::String(kind)) if kind == "pooled" => Some(Embedding::Pooled),
+            Some(width) => Some(Embedding::Projected(whole(width).ok_or("`embedding` should be pooled or a width")?)),
         };
         // Older versions wrote a width that is not a multiple.
         self.mlp_dim = extra.count("mlp_dim")?.unwrap_or(self.mlp_dim);
@@ -408,6 +413,7 @@ fn base(vit: &Vit) -> Result<(String, Vit), String> {
         positions,
         partial.then_some("biases of query and value alone"),
         vit.pre_logits.map(|_| "a hidden layer in the head"),
+        vit.embedding.map(|_| "an embedding of length 1 before the head"),
         (vit.pooling == Pooling::TokenAndMean)
             .then_some("a head that reads the class token and the mean of the patches"),
         lone.then_some("a distillation token without a head of its own"),
@@ -486,6 +492,11 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     }
     if vit.pooling == Pooling::TokenAndMean {
         extra.insert("pooling".into(), json!("token_and_mean"));
+    }
+    match vit.embedding {
+        None => {}
+        Some(Embedding::Pooled) => drop(extra.insert("embedding".into(), json!("pooled"))),
+        Some(Embedding::Projected(width)) => drop(extra.insert("embedding".into(), json!(width))),
     }
     let positions = match vit.positions {
         Positions::None | Positions::Learned => None,

@@ -68,7 +68,7 @@ impl Opener {
     }
 
     fn checkpoint(&self, source: &ModelSource) -> Result<Checkpoint, EngineError> {
-        let opened = Checkpoint::open(&source.path, OpenOptions::default());
+        let opened = Checkpoint::open_image_model(&source.path, OpenOptions::default());
         opened.map_err(|error| EngineError::Model { name: source.name.clone(), error: error.into() })
     }
 

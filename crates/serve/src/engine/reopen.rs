@@ -24,7 +24,7 @@ pub(super) struct Reopen {
 impl Reopen {
     /// The checkpoint of the version that is served.
     pub fn checkpoint(&self) -> Result<Checkpoint, WorkError> {
-        let opened = Checkpoint::open(&self.path, OpenOptions::default());
+        let opened = Checkpoint::open_image_model(&self.path, OpenOptions::default());
         match opened {
             Ok(checkpoint) if version(&checkpoint) == self.version => Ok(checkpoint),
             Ok(_) => Err(WorkError::Unsuitable("the model's files have changed; reload the model first".into())),

@@ -95,7 +95,7 @@ pub struct ClassProbability {
 
 impl From<&Prediction> for ClassProbability {
     fn from(prediction: &Prediction) -> Self {
-        let Prediction { class, label, probability } = prediction.clone();
+        let Prediction { class, label, probability, .. } = prediction.clone();
         Self { class, label, probability }
     }
 }

@@ -150,7 +150,7 @@ impl Setup {
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let mut checkpoint = Checkpoint::open(path, OpenOptions::default())?;
+        let mut checkpoint = Checkpoint::open_image_model(path, OpenOptions::default())?;
         // If the dataset has the checkpoint's classes, its labels follow their order.
         let splits = open_data(&settings, samples, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();

@@ -105,7 +105,7 @@ mod tests {
             weights.insert(&p.name, Tensor { shape: p.shape.to_vec(), data }).unwrap();
         }
         let scheme = vit_models::weights::Scheme::Timm;
-        Checkpoint { config, weights, scheme, source: PathBuf::new(), report: vec![] }
+        Checkpoint { config, weights, scheme, source: PathBuf::new(), report: vec![], tokenizer: None }
     }
 
     fn config(name: &str) -> Config {

@@ -20,7 +20,7 @@ const AIMV2: [(&str, &str); 8] = [
 ];
 
 /// CLIP's names and timm's.
-const CLIP: [(&str, &str); 11] = [
+pub(crate) const CLIP: [(&str, &str); 12] = [
     ("conv1.", "patch_embed.proj."),
     ("positional_embedding", "pos_embed"),
     ("class_embedding", "cls_token"),
@@ -28,6 +28,7 @@ const CLIP: [(&str, &str); 11] = [
     ("ln_pre", "norm_pre"),
     ("ln_post", "norm"),
     ("ln_", "norm"),
+    ("ls_", "ls"),
     ("in_proj_", "qkv."),
     ("out_proj", "proj"),
     ("mlp.c_fc", "mlp.fc1"),
@@ -74,7 +75,7 @@ pub fn to_timm(weights: Weights) -> Result<Weights, WeightsError> {
 }
 
 /// Replaces parts of a name, one after the other.
-fn replaced(name: &str, parts: &[(&str, &str)]) -> String {
+pub(crate) fn replaced(name: &str, parts: &[(&str, &str)]) -> String {
     parts.iter().fold(name.to_string(), |name, (theirs, ours)| name.replace(theirs, ours))
 }
 
@@ -102,7 +103,7 @@ fn without_bias(weights: &mut Weights, projection: Tensor) -> Result<(), Weights
     weights.insert("head.weight".to_string(), projection)
 }
 
-fn transposed(name: &str, tensor: Tensor) -> Result<Tensor, WeightsError> {
+pub(crate) fn transposed(name: &str, tensor: Tensor) -> Result<Tensor, WeightsError> {
     let [rows, columns] = tensor.shape[..] else {
         return Err(WeightsError::shape(name, &tensor.shape, "two axes"));
     };
