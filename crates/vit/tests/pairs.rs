@@ -5,6 +5,7 @@ mod support;
 use support::{copy, fixture, open, recorded, scratch, write};
 use vit::text::zero_shot;
 use vit::{DeviceOptions, Embed, Error, Image, Model, ModelOptions, Pool, TextEmbed, VerifyOptions, verify};
+use vit_data::tokenise::Tokeniser;
 use vit_graph::autodiff::gradients;
 use vit_graph::ops::{Binary, Input, Reduce};
 use vit_graph::reference::{self, Array, Bindings};
@@ -248,4 +249,51 @@ fn a_missing_tensor_of_the_text_tower_is_named() {
         error.contains("`text_model.embeddings.token_embedding.weight` has shape [604, 8], expected [604, 40]"),
         "{error}"
     );
+}
+
+/// Every recording of `bench/parity --clip`, in the folder that `VIT_RECORDINGS` names: models, and texts with their ids.
+#[test]
+#[ignore = "run by bench/parity --clip"]
+fn recordings_of_image_text_models() {
+    let folder = std::path::PathBuf::from(std::env::var_os("VIT_RECORDINGS").unwrap());
+    let mut cases: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    cases.sort();
+    let mut wrong = Vec::new();
+    for case in cases.iter().filter(|case| case.join("io.safetensors").is_file()) {
+        let name = case.file_name().unwrap().to_string_lossy().into_owned();
+        match verify(case, &VerifyOptions::default()) {
+            Ok(verification) => {
+                let worst = verification.arrays.iter().filter_map(|a| a.difference).fold(0.0, f64::max);
+                println!("{name}: {} arrays differ by at most {worst:.1e}", verification.arrays.len());
+                if !verification.passes() {
+                    wrong.push(name);
+                }
+            }
+            Err(error) => {
+                println!("{name}: {error}");
+                wrong.push(name);
+            }
+        }
+    }
+    let texts = std::fs::read_to_string(folder.join("texts/texts.json")).unwrap();
+    let texts: Vec<serde_json::Value> = serde_json::from_str(&texts).unwrap();
+    let json = std::fs::read_to_string(folder.join("texts/tokenizer.json")).unwrap();
+    let config = std::fs::read_to_string(folder.join("texts/tokenizer_config.json")).unwrap();
+    let transformers = Tokeniser::from_json(&json, &serde_json::from_str(&config).unwrap(), 77).unwrap();
+    for (library, tokeniser) in [("open_clip", Tokeniser::clip(77)), ("transformers", transformers)] {
+        let differs = |recorded: &&serde_json::Value| {
+            let found = tokeniser.encode(recorded["text"].as_str().unwrap()).unwrap().ids;
+            let expected: Vec<i32> = serde_json::from_value(recorded[library].clone()).unwrap();
+            found != expected
+        };
+        let different: Vec<_> = texts.iter().filter(differs).collect();
+        println!("{library}: {} of {} texts have other ids", different.len(), texts.len());
+        for recorded in different.iter().take(10) {
+            println!("  {:?}", recorded["text"].as_str().unwrap());
+        }
+        if !different.is_empty() {
+            wrong.push(library.into());
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join(", "));
 }
