@@ -22,11 +22,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 ring.load(Schedule::resident(local_unit, 0), &k_map, sample, head, row);
                 ring.load(Schedule::resident(local_unit, 1), &v_map, sample, head, row);
                 for (int query_block = 0; query_block < query_blocks; query_block++) {
-                    const int first_query = query_block * ROWS;
-                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 0), &q_map,
-                              sample, head, first_query);
-                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 1), &dout_map,
-                              sample, head, first_query);
+                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 0), &q_map, sample,
+                              head, query_block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, query_blocks, query_block, 1), &dout_map, sample,
+                              head, query_block * ROWS);
                 }
             }
         } else {

@@ -23,11 +23,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, row);
                 ring.load(Schedule::resident(local_unit, 1), &dout_map, sample, head, row);
                 for (int key_block = 0; key_block < key_blocks; key_block++) {
-                    const int first_key = key_block * ROWS;
-                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map,
-                              sample, head, first_key);
-                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map,
-                              sample, head, first_key);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map, sample,
+                              head, key_block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map, sample,
+                              head, key_block * ROWS);
                 }
             }
         }

@@ -20,11 +20,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                 const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
                 ring.load(Schedule::resident(local_unit, 0), &q_map, sample, head, unit % query_groups * TILES * 64);
                 for (int key_block = 0; key_block < key_blocks; key_block++) {
-                    const int first_key = key_block * ROWS;
-                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map,
-                              sample, head, first_key);
-                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map,
-                              sample, head, first_key);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 0), &k_map, sample,
+                              head, key_block * ROWS);
+                    ring.load(Schedule::streamed(local_unit, key_blocks, key_block, 1), &v_map, sample,
+                              head, key_block * ROWS);
                 }
             }
         }

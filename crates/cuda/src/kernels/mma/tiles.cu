@@ -54,8 +54,9 @@ struct BlockWork {
         group = rest % s.groups;
         first_sample = rest / s.groups * s.samples_per_split;
         const u32 members = s.batch / s.groups;
-        const u32 end = first_sample + s.samples_per_split;
-        count = first_sample >= members ? 0 : end < members ? s.samples_per_split : members - first_sample;
+        count = first_sample >= members                         ? 0
+                : first_sample + s.samples_per_split < members ? s.samples_per_split
+                                                               : members - first_sample;
     }
     __device__ __forceinline__ u64 sample(const AttentionShape& s, u32 i) const {
         return (u64)(first_sample + i) * s.groups + group;
