@@ -1,13 +1,13 @@
 // Rotary position embedding (Su et al., 2021), its tables, and their gradients; random values for its augmentation.
 //
-// ADJACENT: pairs are channels 2 i and 2 i + 1 of a head, otherwise i and i + d / 2. VEC: pairs of a thread, which
-// divides d / 2. X, DY, Y: storage types. Tables are f32.
+// ADJACENT: pairs are channels 2 i and 2 i + 1 of a head of size d, otherwise i and i + d / 2. VEC: pairs of a thread,
+// which divides d / 2. INDEX: a type that can count the threads. X, DY, Y: storage types. Tables are f32.
 
 #define THREADS 256
 
 struct RotaryExtents {
     u32 tokens;
-    // Heads of a token, rotated or not, and how many are rotated.
+    // Heads of a token, of which the first `rotated` are rotated: of packed q, k and v, those of q and k.
     u32 heads;
     u32 rotated;
     // Tokens before those with a position.
@@ -23,11 +23,13 @@ struct RotaryExtents {
     float sign;
 };
 
-// The channel of a head at which the first and the second vector of VEC elements with pairs from `pair` on begin.
-__device__ __forceinline__ u32 second_vector(u32 pairs) { return ADJACENT ? VEC : pairs; }
+// VEC pairs from `pair` on are two vectors of VEC channels: the first channel of the first vector in its head, and the
+// distance from there to the second vector.
 __device__ __forceinline__ u32 first_channel(u32 pair) { return ADJACENT ? 2 * pair : pair; }
+__device__ __forceinline__ u32 distance_to_second(u32 pairs) { return ADJACENT ? VEC : pairs; }
 
-// v and w are the two vectors of VEC pairs; pair i is (a(i), b(i)).
+// Pair i of the vectors v and w is (channel_a, channel_b). `% VEC` only keeps the index of the operand that is not
+// selected within its array.
 __device__ __forceinline__ float& channel_a(float (&v)[VEC], float (&w)[VEC], int i) {
     return !ADJACENT ? v[i] : 2 * i < VEC ? v[2 * i % VEC] : w[(2 * i - VEC) % VEC];
 }
@@ -46,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 head = unravel(rest, e.written);
     const u32 token = e.first_token + unravel(rest, e.tokens - e.first_token);
     const u64 offset = (((u64)rest * e.tokens + token) * e.heads + head) * 2 * e.pairs + first_channel(pair);
-    const u64 second = offset + second_vector(e.pairs);
+    const u64 second = offset + distance_to_second(e.pairs);
     float v[VEC], w[VEC];
     load<VEC>(x + offset, v);
     load<VEC>(x + second, w);
@@ -66,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(y + second, w);
 }
 
-// dcos = dy_a x_a + dy_b x_b and dsin = dy_b x_a - dy_a x_b, summed over samples and the heads of a group; either may
-// be null. A block has one position of one group and LANES pairs; its rows of threads share the samples.
+// dcos = dy_a x_a + dy_b x_b and dsin = sign (dy_b x_a - dy_a x_b), summed over samples and the heads of a group; either
+// may be null. A block has one position of one group and LANES pairs; the samples are divided among its rows of threads.
 #define LANES 32
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -89,10 +91,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     const float total = column_sum<THREADS, LANES, 2>(sums);
-    const u32 written = first + threadIdx.x / 2;
+    // Thread 2 i has the sum of dcos of lane i, thread 2 i + 1 that of dsin.
+    const u32 summed_pair = first + threadIdx.x / 2;
     float* to = threadIdx.x % 2 ? dsin : dcos;
-    if (threadIdx.x < 2 * LANES && written < e.pairs && to)
-        to[((u64)group * (e.tokens - e.prefix) + position) * e.pairs + written] = total;
+    if (threadIdx.x < 2 * LANES && summed_pair < e.pairs && to)
+        to[((u64)group * (e.tokens - e.prefix) + position) * e.pairs + summed_pair] = total;
 }
 
 // Cosines and sines [groups, positions, pairs] of coordinates [positions, axes] · frequencies [axes, groups, pairs];
