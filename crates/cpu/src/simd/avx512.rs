@@ -22,8 +22,9 @@ fn enabled<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
-/// Registers are allocated well only if each register tile stays a separate function. `enabled` cannot be
-/// `inline(never)` itself: the attribute has no effect beside `target_feature`.
+/// Registers are allocated well only if each register tile stays a separate function. `inline(never)` on `enabled`
+/// would not achieve that: beside `target_feature`, rustc applies it only to calls from functions with these features,
+/// which `vectorize` does not have.
 #[inline(never)]
 fn outlined<K: Kernel>(s: Avx512, kernel: K) -> K::Output {
     // SAFETY: `s` proves that the instructions are available.

@@ -22,8 +22,8 @@ fn enabled<K: Kernel>(s: Neon, kernel: K) -> K::Output {
     kernel.run(s)
 }
 
-/// Registers are allocated well only if each register tile stays a separate function. `enabled` cannot be
-/// `inline(never)` itself: the attribute has no effect beside `target_feature`.
+/// Registers are allocated well only if each register tile stays a separate function (`avx2.rs` says why `enabled` is
+/// not `inline(never)` itself).
 #[inline(never)]
 fn outlined<K: Kernel>(s: Neon, kernel: K) -> K::Output {
     // SAFETY: `s` proves that the instructions are available.

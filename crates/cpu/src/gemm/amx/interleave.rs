@@ -6,10 +6,11 @@ use crate::activation::ActivationFn;
 use crate::amx::{ACC_SIDE, Interleaved};
 use crate::simd::{Avx512, Simd};
 
-/// Rows of accumulators that a call of [`Interleaved::advance`] stores.
+/// Rows of accumulators that a call of [`Interleaved::advance`] stores. After the microkernel, its caller stores those
+/// that are left.
 const STORED_ROWS: usize = 4;
 
-/// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C through at most an activation and one addend.
+/// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C through at most an activation and a residual.
 pub(super) struct AccumulatorStore {
     pub sums: *const f32,
     /// Rows left.
@@ -38,6 +39,7 @@ impl AccumulatorStore {
     pub unsafe fn store<F: ActivationFn>(&mut self, s: Avx512, f: F, rows: usize) {
         let rows = rows.min(self.rows);
         for _ in 0..rows {
+            // The two vectors of ACC_SIDE columns.
             for j in [0, Avx512::LANES] {
                 // SAFETY: guaranteed by the caller.
                 unsafe {
@@ -66,7 +68,7 @@ pub(super) struct SplitAndStore<F> {
     pub s: Avx512,
     pub f: F,
     pub splitter: RowSplitter,
-    /// k steps of rows to split in a call of [`Interleaved::advance`].
+    /// How much a call of [`Interleaved::advance`] splits, in units of one k step (`K_STEP` elements) of one row.
     pub splits_per_call: usize,
     pub store: AccumulatorStore,
 }

@@ -137,7 +137,7 @@ impl RowSplitter {
         RowSplitter { from, lda, rows, k_len, to, row: 0, step: 0 }
     }
 
-    /// Splits the next k steps of rows, at most `count` of them.
+    /// Splits at most `count` units, each one k step (`K_STEP` elements) of one row.
     ///
     /// # Safety
     /// `k_len` elements of every row must be readable, and the destination must have room for `ACC_SIDE` rows of
