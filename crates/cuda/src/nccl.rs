@@ -29,6 +29,14 @@ const F32: c_int = 7;
 #[repr(C)]
 pub struct UniqueId(pub [u8; 128]);
 
+/// A vector of f32 in a GPU's memory.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub struct DeviceVector {
+    pub address: u64,
+    pub elements: usize,
+}
+
 /// Bytes of a GPU's memory that go to or come from another rank.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceMessage {
@@ -166,15 +174,26 @@ impl NcclCommunicator {
         self.size
     }
 
-    /// Adds `count` f32 of all ranks in place, in an order of NCCL's choice.
+    /// Adds vectors of f32 of all ranks in place, in an order of NCCL's choice.
     ///
     /// # Safety
     /// The memory must be valid until the stream has passed this call, and the stream one of the current context; the
     /// same holds for the other calls.
-    pub unsafe fn all_reduce(&self, values: u64, count: usize, stream: *mut c_void) -> Result<(), GraphError> {
-        // SAFETY: the caller guarantees memory and stream.
-        let status = unsafe { (self.nccl.all_reduce)(values, values, count, F32, SUM, self.handle, stream) };
-        self.check(status, "adding gradients")
+    pub unsafe fn all_reduce(&self, vectors: &[DeviceVector], stream: *mut c_void) -> Result<(), GraphError> {
+        let doing = "adding gradients";
+        // SAFETY: the caller guarantees memory and stream; a group that was started is ended, also after an error inside.
+        unsafe {
+            self.check((self.nccl.group_start)(), doing)?;
+            let mut status = SUCCESS;
+            for &DeviceVector { address, elements } in vectors {
+                if status == SUCCESS {
+                    status = (self.nccl.all_reduce)(address, address, elements, F32, SUM, self.handle, stream);
+                }
+            }
+            let end = (self.nccl.group_end)();
+            self.check(status, doing)?;
+            self.check(end, doing)
+        }
     }
 
     /// Adds `size * count` f32 of all ranks; this rank receives part number `rank` of the sum.

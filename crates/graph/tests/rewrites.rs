@@ -129,7 +129,10 @@ fn an_activation_that_is_also_an_output_does_not_fuse() {
 
 /// The block with the gradients of its parameters.
 fn block_with_gradients() -> Graph {
-    let mut graph = block();
+    with_gradients_of_sum(block())
+}
+
+fn with_gradients_of_sum(mut graph: Graph) -> Graph {
     let y = graph.output("y").unwrap();
     let loss = graph.value(Reduce::sum([0, 1, 2]), &[y]).unwrap();
     let (names, wrt): (Vec<String>, Vec<Value>) =
@@ -180,6 +183,31 @@ fn every_rewrite_preserves_the_results_of_every_conformance_case() {
                 let found = reference::run(&pass(&case.graph).unwrap(), &case.bindings).unwrap();
                 assert_eq!(expected, found, "{}", case.name);
             }
+        }
+    }
+}
+
+#[test]
+fn layer_scale_becomes_a_factor_of_weights_where_they_are_smaller_than_the_activations() {
+    for (tokens, folds) in [(4, false), (5, true)] {
+        let x = Tensor::input("x", DType::F32, [2, tokens, 8]);
+        let p = |name: &str, shape: &[usize]| x.parameter(name, shape, Init::Zeros);
+        let with_bias = x.linear(&p("a", &[6, 8]), Some(&p("a.bias", &[6]))) * p("a.scale", &[6]);
+        let without = p("b.scale", &[6]) * x.linear(&p("b", &[6, 8]), None);
+        (with_bias * without).output("y");
+        let graph = x.finish().unwrap();
+        let folded = rewrite::fold_layer_scale(&graph).unwrap();
+        let scaled = |graph: &Graph| {
+            graph.nodes().iter().filter(|n| n.op.name() == "mul" && n.outputs[0].shape.len() == 3).count()
+        };
+        assert_eq!((scaled(&graph), scaled(&folded)), (3, if folds { 1 } else { 3 }));
+        let values = bindings_of(&graph, [2, tokens, 8]);
+        let results = |graph: Graph| reference::run(&with_gradients_of_sum(graph), &values).unwrap();
+        let (expected, found) = (results(graph), results(folded));
+        assert_eq!(expected.len(), 6);
+        for (name, expected) in &expected {
+            let pairs = expected.data().iter().zip(found[name].data());
+            assert!(pairs.into_iter().all(|(a, b)| (a - b).abs() <= 1e-12 * a.abs().max(1.0)), "{name}");
         }
     }
 }

@@ -15,7 +15,8 @@ use vit_data::loader::BatchParts;
 use vit_graph::device::Parameters;
 use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Parameter, Scale};
 use vit_graph::rewrite::{
-    checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, eliminate_identities, patchify,
+    checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, eliminate_identities, fold_layer_scale,
+    patchify,
 };
 use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
@@ -177,7 +178,7 @@ fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphErro
     let mut graph = architecture.build(batch, Mode::Training)?;
     graph.retain_outputs(|name| name.starts_with("logits"));
     // Rewritten before differentiation, so that gradients are matrix products of the same few rows.
-    eliminate_dead_tokens(&patchify(&eliminate_dead_code(&graph)?)?)
+    fold_layer_scale(&eliminate_dead_tokens(&patchify(&eliminate_dead_code(&graph)?)?)?)
 }
 
 /// The inputs of a step.

@@ -1,4 +1,4 @@
-//! Messages between GPUs by NCCL. In the fixed order, each slice of a message goes to its owner, which adds the contributions
+//! Messages between GPUs by NCCL. In the fixed order, each slice of a vector goes to its owner, which adds the contributions
 //! of all ranks in the tree of `vit_cluster::tree_sum`, and the sums are gathered.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -7,16 +7,19 @@ use vit_cluster::slice;
 use vit_graph::GraphError;
 use vit_graph::exchange::{Alone, Exchange};
 
-use super::StreamBucket;
+use super::{BucketValue, StreamBucket};
 use crate::compile::{self, KernelVariant};
 use crate::driver::memory::DeviceBuffer;
 use crate::driver::{Gpu, Stream};
-use crate::nccl::{self, DeviceMessage, NcclCommunicator, UniqueId};
+use crate::nccl::{self, DeviceMessage, DeviceVector, NcclCommunicator, UniqueId};
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::{KernelLaunch, ReadyLaunch};
 
 /// The threads of a block, as in `exchange.cu`.
 const THREADS: usize = 256;
+
+/// Values of so many bytes travel from where they are; smaller ones are gathered first, since a message has a latency.
+const MIN_MESSAGE: usize = 1 << 20;
 
 /// The processes that a GPU exchanges values with.
 pub(crate) struct GpuExchange {
@@ -131,56 +134,72 @@ pub(super) struct NcclCarrier {
     group: Arc<NcclGroup>,
     buckets: Vec<NcclBucket>,
     gpu: Arc<Gpu>,
-    /// Holds one message at a time, and the contributions of the other ranks to this rank's slice: the stream is in order.
-    _message: DeviceBuffer,
+    /// The gathered values of one bucket at a time, and the contributions of the other ranks to this rank's slices: the
+    /// stream is in order.
+    _gathered: DeviceBuffer,
     _contributions: DeviceBuffer,
 }
 
 /// The work of one bucket.
 struct NcclBucket {
-    /// Copies of the values to the message and back; none for a single value, which is its own message.
+    /// Copies of small values to one vector and back.
     gather: Vec<ReadyLaunch>,
     scatter: Vec<ReadyLaunch>,
-    message: u64,
-    elements: usize,
+    vectors: Vec<DeviceVector>,
     ordered: Option<OrderedSum>,
 }
 
-/// A sum in the fixed order.
+/// Sums in the fixed order.
+#[derive(Default)]
 struct OrderedSum {
     slices_to_owners: Vec<DeviceMessage>,
     contributions: Vec<DeviceMessage>,
-    add: Option<ReadyLaunch>,
+    adds: Vec<ReadyLaunch>,
     sums_to_all: Vec<DeviceMessage>,
     sums: Vec<DeviceMessage>,
+}
+
+/// The small values of a bucket.
+fn small(bucket: &StreamBucket) -> impl Iterator<Item = &BucketValue> {
+    bucket.values.iter().filter(|value| value.bytes < MIN_MESSAGE)
+}
+
+impl NcclBucket {
+    /// Without sums in the fixed order.
+    fn new(bucket: &StreamBucket, gathered: u64) -> NcclBucket {
+        let large = bucket.values.iter().filter(|value| value.bytes >= MIN_MESSAGE);
+        let mut vectors: Vec<DeviceVector> =
+            large.map(|value| DeviceVector { address: value.address, elements: value.bytes / 4 }).collect();
+        let (mut gather, mut scatter, mut end) = (Vec::new(), Vec::new(), gathered);
+        for &BucketValue { address, bytes, .. } in small(bucket) {
+            gather.push(ReadyLaunch::Copy { to: end, from: address, bytes });
+            scatter.push(ReadyLaunch::Copy { to: address, from: end, bytes });
+            end += bytes as u64;
+        }
+        if end > gathered {
+            vectors.push(DeviceVector { address: gathered, elements: (end - gathered) as usize / 4 });
+        }
+        NcclBucket { gather, scatter, vectors, ordered: None }
+    }
 }
 
 impl NcclCarrier {
     pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
         let (rank, size) = group.place();
-        let largest = buckets.iter().map(StreamBucket::bytes).max().unwrap_or(0);
-        let message = DeviceBuffer::new(gpu, largest, "messages to other GPUs")?;
-        let slice_bytes = 4 * (largest / 4).div_ceil(size);
-        let contributions = DeviceBuffer::new(gpu, (size - 1) * slice_bytes, "messages of other GPUs")?;
-        let prepared = |bucket: &StreamBucket| {
-            let elements = bucket.bytes() / 4;
-            let (address, copied) = match &bucket.values[..] {
-                [only] => (only.address, &[][..]),
-                several => (message.address, several),
-            };
-            let place = |offset: usize| address + offset as u64;
-            let gather =
-                copied.iter().map(|v| ReadyLaunch::Copy { to: place(v.offset), from: v.address, bytes: v.bytes });
-            let scatter =
-                copied.iter().map(|v| ReadyLaunch::Copy { to: v.address, from: place(v.offset), bytes: v.bytes });
-            let ordered = match group.fixed_order && size > 1 {
-                true => Some(OrderedSum::new(gpu, (rank, size), address, elements, contributions.address)?),
-                false => None,
-            };
-            Ok(NcclBucket { gather: gather.collect(), scatter: scatter.collect(), message: address, elements, ordered })
-        };
-        let buckets = buckets.iter().map(prepared).collect::<Result<_, GraphError>>()?;
-        Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _message: message, _contributions: contributions })
+        let small_bytes = |bucket: &StreamBucket| small(bucket).map(|value| value.bytes).sum();
+        let gathered_bytes = buckets.iter().map(small_bytes).max().unwrap_or(0);
+        let gathered = DeviceBuffer::new(gpu, gathered_bytes, "messages to other GPUs")?;
+        let mut buckets: Vec<NcclBucket> =
+            buckets.iter().map(|bucket| NcclBucket::new(bucket, gathered.address)).collect();
+        let own_bytes = |vector: &DeviceVector| 4 * slice(vector.elements, rank, size).len();
+        let largest = buckets.iter().map(|bucket| bucket.vectors.iter().map(own_bytes).sum()).max().unwrap_or(0);
+        let contributions = DeviceBuffer::new(gpu, (size - 1) * largest, "messages of other GPUs")?;
+        if group.fixed_order && size > 1 {
+            for bucket in &mut buckets {
+                bucket.ordered = Some(OrderedSum::new(gpu, (rank, size), &bucket.vectors, contributions.address)?);
+            }
+        }
+        Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _gathered: gathered, _contributions: contributions })
     }
 
     /// # Safety
@@ -198,10 +217,10 @@ impl NcclCarrier {
             match &bucket.ordered {
                 Some(sum) => {
                     communicator.exchange(&sum.slices_to_owners, &sum.contributions, raw)?;
-                    sum.add.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
+                    sum.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
                     communicator.exchange(&sum.sums_to_all, &sum.sums, raw)?;
                 }
-                None => communicator.all_reduce(bucket.message, bucket.elements, raw)?,
+                None => communicator.all_reduce(&bucket.vectors, raw)?,
             }
             bucket.scatter.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
         }
@@ -213,43 +232,47 @@ impl NcclCarrier {
 }
 
 impl OrderedSum {
+    /// Of vectors at the same offsets in all ranks; `others` has room for the other ranks' contributions to this rank's
+    /// slices.
     fn new(
         gpu: &Gpu,
         (rank, size): (usize, usize),
-        message: u64,
-        elements: usize,
-        others: u64,
+        vectors: &[DeviceVector],
+        mut others: u64,
     ) -> Result<OrderedSum, GraphError> {
-        let peers = || (0..size).filter(|&peer| peer != rank);
-        let part = |owner: usize, peer: usize| {
-            let range = slice(elements, owner, size);
-            DeviceMessage { peer, address: message + 4 * range.start as u64, bytes: 4 * range.len() }
-        };
-        let own = part(rank, rank);
-        let count = own.bytes / 4;
-        let contribution = |(row, peer): (usize, usize)| DeviceMessage {
-            peer,
-            address: others + (row * own.bytes) as u64,
-            bytes: own.bytes,
-        };
-        let arguments = KernelArguments::new().pointers(&[own.address, others]).u32(rank).u32(size).u64(count);
-        let add = KernelLaunch {
-            variant: KernelVariant::new(&compile::EXCHANGE),
-            name: "tree_sum",
-            grid: [count.div_ceil(THREADS), 1, 1],
-            threads: THREADS,
-            shared: 0,
-            maps: Vec::new(),
-            arguments,
-        };
-        let sent = |messages: &mut dyn Iterator<Item = DeviceMessage>| messages.filter(|m| m.bytes > 0).collect();
-        Ok(OrderedSum {
-            slices_to_owners: sent(&mut peers().map(|peer| part(peer, peer))),
-            contributions: sent(&mut peers().enumerate().map(contribution)),
-            add: if count > 0 { Some(add.resolve(gpu)?) } else { None },
-            sums_to_all: sent(&mut peers().map(|peer| part(rank, peer))),
-            sums: sent(&mut peers().map(|peer| part(peer, peer))),
-        })
+        let mut all = OrderedSum::default();
+        for vector in vectors {
+            let part = |owner: usize, peer: usize| {
+                let range = slice(vector.elements, owner, size);
+                DeviceMessage { peer, address: vector.address + 4 * range.start as u64, bytes: 4 * range.len() }
+            };
+            let (own, first) = (part(rank, rank), others);
+            for peer in (0..size).filter(|&peer| peer != rank) {
+                all.slices_to_owners.push(part(peer, peer));
+                all.contributions.push(DeviceMessage { peer, address: others, bytes: own.bytes });
+                all.sums_to_all.push(part(rank, peer));
+                all.sums.push(part(peer, peer));
+                others += own.bytes as u64;
+            }
+            let count = own.bytes / 4;
+            if count > 0 {
+                let arguments = KernelArguments::new().pointers(&[own.address, first]).u32(rank).u32(size).u64(count);
+                let add = KernelLaunch {
+                    variant: KernelVariant::new(&compile::EXCHANGE),
+                    name: "tree_sum",
+                    grid: [count.div_ceil(THREADS), 1, 1],
+                    threads: THREADS,
+                    shared: 0,
+                    maps: Vec::new(),
+                    arguments,
+                };
+                all.adds.push(add.resolve(gpu)?);
+            }
+        }
+        for messages in [&mut all.slices_to_owners, &mut all.contributions, &mut all.sums_to_all, &mut all.sums] {
+            messages.retain(|message| message.bytes > 0);
+        }
+        Ok(all)
     }
 }
 
@@ -291,10 +314,11 @@ mod tests {
             let start = message.address + 4 * own.start as u64;
             message.upload(start, &bytes(&row(rank))).unwrap();
             contributions.upload(contributions.address, &bytes(&others)).unwrap();
-            let sum = OrderedSum::new(&gpu, (rank, size), message.address, elements, contributions.address).unwrap();
+            let vector = DeviceVector { address: message.address, elements };
+            let sum = OrderedSum::new(&gpu, (rank, size), &[vector], contributions.address).unwrap();
             let stream = Stream::new().unwrap();
             // SAFETY: the context is current, and both buffers have the lengths that the kernel was prepared for.
-            unsafe { sum.add.unwrap().enqueue(&gpu, &stream) }.unwrap();
+            unsafe { sum.adds[0].enqueue(&gpu, &stream) }.unwrap();
             stream.synchronize().unwrap();
             let mut found = vec![0; 4 * own.len()];
             message.download(start, &mut found).unwrap();
