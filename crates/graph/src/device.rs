@@ -145,7 +145,7 @@ pub struct Algorithms {
     pub chosen: BTreeMap<String, String>,
 }
 
-/// One kernel of an executable.
+/// One step of a run: the kernels of a node or of a group of fused nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepInfo {
     /// The operation and its epilogue.
@@ -187,8 +187,8 @@ pub trait Device: Send + Sync {
     /// Uses these algorithms instead of autotuning from now on.
     fn use_algorithms(&self, _algorithms: &Algorithms) {}
 
-    /// Connects the devices of several processes, if they have links of their own. A collective: all processes call it at
-    /// the same time, before they compile, which each does in its own time.
+    /// Connects the devices of several processes, where these have direct links. A collective operation: all processes
+    /// call it, before they compile.
     fn connect(&self) -> Result<(), GraphError> {
         Ok(())
     }
@@ -229,10 +229,10 @@ pub trait Executable: Send {
         Ok(())
     }
 
-    /// The kernels of a run, in order.
+    /// The steps of a run, in order.
     fn steps(&self) -> Vec<StepInfo>;
 
-    /// Runs the graph once and writes the seconds of each kernel, in the order of [`Executable::steps`].
+    /// Runs the graph once and writes the seconds of each step, in the order of [`Executable::steps`].
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError>;
 
     /// Copies an f32 output of the last run.

@@ -13,10 +13,10 @@ pub trait Exchange: Send + Sync {
     /// The number of this process, from 0.
     fn rank(&self) -> usize;
 
-    /// Whether values are added in the order of the binary tree, and not in the fastest.
+    /// Whether values are added in the order of a binary tree over the ranks, instead of the fastest order.
     fn fixed_order(&self) -> bool;
 
-    /// Bytes of every process, in the order of their numbers.
+    /// The bytes of every process, in the order of ranks.
     fn all_gather(&self, bytes: &[u8]) -> Result<Vec<Vec<u8>>, GraphError>;
 
     /// Replaces values by their sums over all processes: the same bits everywhere. All processes call it equally often
@@ -49,8 +49,8 @@ impl Exchange for Alone {
     }
 }
 
-/// Bytes from which on results are sent: enough to outweigh the latency of a message, and a small part of the gradients
-/// of a model, so that most of them are sent while the backward pass goes on.
+/// Bytes at which a bucket is complete: enough to outweigh the latency of a message, and a small part of the gradients of
+/// a model, so that most of them are sent during the backward pass.
 const BUCKET_BYTES: usize = 4 << 20;
 
 /// The [`AllReduce`](crate::ops::AllReduce) operations of a graph in buckets, each of which is one message. They follow
@@ -62,7 +62,7 @@ pub struct ExchangeBuckets {
 }
 
 impl ExchangeBuckets {
-    /// The buckets of a graph, of whose nodes only some are computed.
+    /// The buckets of a graph, of the nodes that are `computed`.
     pub fn of(graph: &Graph, computed: impl Fn(NodeId) -> bool) -> ExchangeBuckets {
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
         let (mut open, mut bytes) = (false, 0);

@@ -1,7 +1,7 @@
 // Elementwise operations of one or two inputs, the latter with broadcasting; conversion between storage types.
 //
 // FUNCTION: one of the structs in `functions`, which have the names of the graph's operations. A, B, Y: storage types.
-// INDEX: a type that can count the elements.
+// VEC: elements of a thread. INDEX: a type that can count the vectors.
 
 #define THREADS 256
 

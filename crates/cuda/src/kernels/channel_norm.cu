@@ -29,7 +29,8 @@ __device__ __forceinline__ u64 statistic(const NormShape& shape, u64 row, u32 ch
     return row / shape.pixels * shape.groups + channel / (shape.channels / shape.groups);
 }
 
-// One value for each channel of a thread: a scale, a sum, ...
+// One value for each channel of a thread: in the kernels, `centre` is the mean, `factor` rstd, `weight` gamma, `offset`
+// beta, `scale` gamma · rstd.
 struct Channels {
     float v[VEC];
     __device__ __forceinline__ void read(const float* from, u32 first) { load<VEC>(from + first, v); }
@@ -60,10 +61,10 @@ __device__ __forceinline__ void write_sums(const Channels& first, const Channels
                                            const NormShape& shape) {
     // The padding of one float moves the rows of a warp to different banks.
     __shared__ float shared[2][ROWS][LANES * VEC + 1];
-    const u32 lane = threadIdx.x % LANES, group = threadIdx.x / LANES;
+    const u32 lane = threadIdx.x % LANES, thread_row = threadIdx.x / LANES;
 #pragma unroll
     for (int i = 0; i < VEC; i++)
-        shared[0][group][lane * VEC + i] = first.v[i], shared[1][group][lane * VEC + i] = second.v[i];
+        shared[0][thread_row][lane * VEC + i] = first.v[i], shared[1][thread_row][lane * VEC + i] = second.v[i];
     __syncthreads();
     for (u32 i = threadIdx.x; i < 2 * LANES * VEC; i += THREADS) {
         const u32 sum_index = i / (LANES * VEC), column = i % (LANES * VEC), c = blockIdx.x * LANES * VEC + column;
@@ -157,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 }
 
 // Partial sums over a group's elements of x and x², or with dy of dy · gamma and dy · gamma · normed: partials
-// [splits, groups, 2]. One block for each split of a group.
+// [splits, samples · groups, 2]. One block for each split of a sample's group.
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_sums(const X* x, const DY* dy, const float* gamma, const float* mean, const float* rstd, double* partials,
                const NormShape shape, u32 elements_per_split) {
@@ -188,18 +189,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // [32 splits][8 channels or groups]. partials [splits, count, 2].
 __device__ __forceinline__ void sum_splits(const double* partials, u32 splits, u32 count, double (&sums)[2]) {
     __shared__ double shared[2][32][9];
-    const u32 c = threadIdx.x % 8, group = threadIdx.x / 8, i = blockIdx.x * 8 + c;
+    const u32 c = threadIdx.x % 8, thread_row = threadIdx.x / 8, i = blockIdx.x * 8 + c;
     sums[0] = 0.0, sums[1] = 0.0;
     if (i < count) {
 #pragma unroll 4
-        for (u32 split = group; split < splits; split += 32) {
+        for (u32 split = thread_row; split < splits; split += 32) {
             const double* from = partials + ((u64)split * count + i) * 2;
             sums[0] += from[0], sums[1] += from[1];
         }
     }
-    shared[0][group][c] = sums[0], shared[1][group][c] = sums[1];
+    shared[0][thread_row][c] = sums[0], shared[1][thread_row][c] = sums[1];
     __syncthreads();
-    if (group != 0) return;
+    if (thread_row != 0) return;
     for (int other = 1; other < 32; other++) sums[0] += shared[0][other][c], sums[1] += shared[1][other][c];
 }
 
@@ -221,7 +222,7 @@ struct RunningStatistics {
     float momentum;
 
     // After a batch of `size` elements per channel, with this mean and biased variance of channel i.
-    __device__ __forceinline__ void move(u32 i, double batch_mean, double batch_variance, u64 size) const {
+    __device__ __forceinline__ void update(u32 i, double batch_mean, double batch_variance, u64 size) const {
         if (new_mean) {
             const double old = (double)mean[i];
             new_mean[i] = (float)(old + (double)momentum * (batch_mean - old));
@@ -251,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     mean[i] = (float)centre;
     rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
     if (biased_variance) biased_variance[i] = (float)variance;
-    running.move(i, centre, variance, size);
+    running.update(i, centre, variance, size);
 }
 
 // The variance of a part about the mean of all parts.
@@ -272,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const double centre = (double)mean_sum[i] / (double)parts, variance = (double)variance_sum[i] / (double)parts;
     mean[i] = (float)centre;
     rstd[i] = (float)(1.0 / sqrt(variance + (double)epsilon));
-    running.move(i, centre, variance, size);
+    running.update(i, centre, variance, size);
 }
 
 // y = relu((x - mean) · rstd · gamma + beta + residual); `residual` may be null.
@@ -280,13 +281,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     normalise(const X* x, const float* gamma, const float* beta, const float* mean, const float* rstd,
               const R* residual, Y* y, const NormShape shape, u32 rows_per_split) {
     RowRange range(shape, rows_per_split);
-    Channels centre, factor, scale, offset;
+    Channels centre, scale, weight, offset;
     if (range.row >= range.end) return;
-    scale.read(gamma, range.channel), offset.read(beta, range.channel);
+    weight.read(gamma, range.channel), offset.read(beta, range.channel);
     if (BATCH) {
-        centre.read(mean, range.channel), factor.read(rstd, range.channel);
+        centre.read(mean, range.channel), scale.read(rstd, range.channel);
 #pragma unroll
-        for (int i = 0; i < VEC; i++) factor.v[i] *= scale.v[i];
+        for (int i = 0; i < VEC; i++) scale.v[i] *= weight.v[i];
     }
     for (u64 row = range.row; row < range.end; row += ROWS * ROWS_IN_FLIGHT) {
         float v[ROWS_IN_FLIGHT][VEC], r[ROWS_IN_FLIGHT][VEC];
@@ -302,13 +303,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             if (row + a * ROWS >= range.end) continue;
             if (!BATCH) {
                 read_statistics(centre, mean, shape, row + a * ROWS, range.channel);
-                read_statistics(factor, rstd, shape, row + a * ROWS, range.channel);
+                read_statistics(scale, rstd, shape, row + a * ROWS, range.channel);
 #pragma unroll
-                for (int i = 0; i < VEC; i++) factor.v[i] *= scale.v[i];
+                for (int i = 0; i < VEC; i++) scale.v[i] *= weight.v[i];
             }
 #pragma unroll
             for (int i = 0; i < VEC; i++) {
-                v[a][i] = (v[a][i] - centre.v[i]) * factor.v[i] + offset.v[i];
+                v[a][i] = (v[a][i] - centre.v[i]) * scale.v[i] + offset.v[i];
                 if (residual) v[a][i] += r[a][i];
                 if (RELU) v[a][i] = relu(v[a][i]);
             }

@@ -1,8 +1,9 @@
-// Queries and keys of cosine attention (Swin V2) and their gradient. A vector of one head belongs to LANES threads, which
-// have VEC of its elements at a time. X, DY, Y: storage types.
+// Queries and keys of cosine attention (Swin V2) and their gradient. A vector of one head belongs to LANES threads,
+// which have VEC of its elements at a time. X, DY, Y: storage types.
 
 #define THREADS 256
 #define LANES 8
+// `eps` of PyTorch's F.normalize.
 #define LEAST_LENGTH 1e-12f
 
 // The shape of qkv [vectors], where vectors are [rows, 3, heads] of `dim` elements each.
@@ -55,9 +56,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx = s / length · (dy - x̂ (x̂ · dy)) of queries and keys, dy of values; x̂ · dy of queries if `dots` is not null.
-extern "C" __global__ void __launch_bounds__(THREADS) cosine_qkv_grad(const DY* dy, const X* x, const float* scale, Y* dx,
-                                                                      float* dots, const QkvShape s, u64 vectors) {
+// dx = scale / length · (dy - x̂ (x̂ · dy)) with x̂ = x / length, of queries and keys (whose scale is 1); dy of values.
+// dots = x̂ · dy of queries, unless it is null.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    cosine_qkv_grad(const DY* dy, const X* x, const float* scale, Y* dx, float* dots, const QkvShape s, u64 vectors) {
     const u64 vector = ((u64)blockIdx.x * THREADS + threadIdx.x) / LANES;
     const u32 lane = threadIdx.x % LANES, part = (u32)(vector / s.heads % 3), head = (u32)(vector % s.heads);
     const bool inside = vector < vectors;
@@ -75,6 +77,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) cosine_qkv_grad(const DY* 
     dot = lanes_sum(dot) / length;
     float along = 0.0f, factor = 1.0f;
     if (part < 2 && inside) {
+        // A length that was clamped is constant.
         if (length != LEAST_LENGTH) along = dot / length;
         factor = length_of(part, head, scale) / length;
         if (dots && part == 0 && lane == 0) dots[vector / (3 * s.heads) * s.heads + head] = dot;

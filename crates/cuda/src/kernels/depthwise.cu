@@ -36,12 +36,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // of height by width.
 struct PixelRun {
     u32 channel, y, x;
-    u64 batch;
+    u64 sample;
     __device__ __forceinline__ PixelRun(u64 i, u32 channels, u32 height, u32 width) {
         channel = unravel(i, channels / VEC) * VEC;
         x = unravel(i, (width + OUTPUTS_PER_THREAD - 1) / OUTPUTS_PER_THREAD) * OUTPUTS_PER_THREAD;
         y = unravel(i, height);
-        batch = i;
+        sample = i;
     }
 };
 
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 ky = 0; ky < s.kernel_height; ky++) {
         const u32 iy = run.y * s.stride_y + ky * s.dilation_y - s.pad_y;
         if (iy >= s.height) continue;
-        const X* row = x + (run.batch * s.height + iy) * s.width * s.channels + run.channel;
+        const X* row = x + (run.sample * s.height + iy) * s.width * s.channels + run.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
             load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + run.channel, tap);
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    Y* out = y + ((run.batch * s.out_height + run.y) * s.out_width + run.x) * s.channels + run.channel;
+    Y* out = y + ((run.sample * s.out_height + run.y) * s.out_width + run.x) * s.channels + run.channel;
 #pragma unroll
     for (int a = 0; a < OUTPUTS_PER_THREAD; a++)
         if (run.x + a < s.out_width) store<VEC>(out + (u64)a * s.channels, sum[a]);
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (run.y + s.pad_y < ky * s.dilation_y || offset_y % s.stride_y || offset_y / s.stride_y >= s.out_height)
             continue;
         const u32 oy = offset_y / s.stride_y;
-        const DY* row = dy + (run.batch * s.out_height + oy) * s.out_width * s.channels + run.channel;
+        const DY* row = dy + (run.sample * s.out_height + oy) * s.out_width * s.channels + run.channel;
         for (u32 kx = 0; kx < s.kernel_width; kx++) {
             float tap[VEC];
             load<VEC>(taps + (ky * s.kernel_width + kx) * s.channels + run.channel, tap);
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             }
         }
     }
-    Y* out = dx + ((run.batch * s.height + run.y) * s.width + run.x) * s.channels + run.channel;
+    Y* out = dx + ((run.sample * s.height + run.y) * s.width + run.x) * s.channels + run.channel;
 #pragma unroll
     for (int a = 0; a < OUTPUTS_PER_THREAD; a++)
         if (run.x + a < s.width) store<VEC>(out + (u64)a * s.channels, sum[a]);
@@ -135,13 +135,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sum[KERNEL_WIDTH][VEC] = {};
     if (channel < s.channels) {
         for (u32 pixel = begin + pixel_thread; pixel < end; pixel += PIXEL_THREADS) {
-            const u32 batch_row = pixel / s.out_width, ox = pixel - batch_row * s.out_width;
-            const u32 batch = batch_row / s.out_height, oy = batch_row - batch * s.out_height;
+            const u32 image_row = pixel / s.out_width, ox = pixel - image_row * s.out_width;
+            const u32 sample = image_row / s.out_height, oy = image_row - sample * s.out_height;
             const u32 iy = oy * s.stride_y + ky * s.dilation_y - s.pad_y;
             if (iy >= s.height) continue;
             float d[VEC];
             load<VEC>(dy + (u64)pixel * s.channels + channel, d);
-            const X* row = x + ((u64)batch * s.height + iy) * s.width * s.channels + channel;
+            const X* row = x + ((u64)sample * s.height + iy) * s.width * s.channels + channel;
 #pragma unroll
             for (u32 kx = 0; kx < KERNEL_WIDTH; kx++) {
                 const u32 ix = ox * s.stride_x + kx * s.dilation_x - s.pad_x;

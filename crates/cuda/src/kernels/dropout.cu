@@ -1,5 +1,6 @@
-// Dropout (Srivastava et al., 2014), stochastic depth (Huang et al., 2016) and random subsets of tokens. Masks are a function of seed and
-// position, so the backward pass is the same kernel. VEC: elements of a vector in dropout_samples. X, Y: storage types.
+// Dropout (Srivastava et al., 2014), stochastic depth (Huang et al., 2016) and random subsets of tokens. Masks are a
+// function of seed and position, so the backward pass of the first two is the same kernel. VEC: elements of a vector in
+// dropout_samples. X, Y: storage types.
 
 #define THREADS 256
 
@@ -45,21 +46,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #define DROPPED 0xffffffffu
 
 // The place of every token among the kept ones, or DROPPED. Kept are those with the smallest random words, the first of
-// equal ones. A block has one sample.
-__device__ __forceinline__ void token_places(const u32* seed, u32 stream, u32 tokens, u32 keep, u32* words, u32* places) {
+// equal ones. A block has one sample. `places` first holds the random words; `kept` is scratch.
+__device__ __forceinline__ void token_places(const u32* seed, u32 stream, u32 tokens, u32 keep, u32* places,
+                                             u32* kept) {
     for (u32 i = threadIdx.x; i < tokens; i += THREADS)
-        words[i] = random_word(seed, stream, (u64)blockIdx.x * tokens + i);
+        places[i] = random_word(seed, stream, (u64)blockIdx.x * tokens + i);
     __syncthreads();
     for (u32 i = threadIdx.x; i < tokens; i += THREADS) {
         u32 rank = 0;
-        for (u32 j = 0; j < tokens; j++) rank += words[j] < words[i] || (words[j] == words[i] && j < i);
-        places[i] = rank < keep;
+        for (u32 j = 0; j < tokens; j++) rank += places[j] < places[i] || (places[j] == places[i] && j < i);
+        kept[i] = rank < keep;
     }
     __syncthreads();
     for (u32 i = threadIdx.x; i < tokens; i += THREADS) {
         u32 place = 0;
-        for (u32 j = 0; j < i; j++) place += places[j];
-        words[i] = places[i] ? place : DROPPED;
+        for (u32 j = 0; j < i; j++) place += kept[j];
+        places[i] = kept[i] ? place : DROPPED;
     }
     __syncthreads();
 }
@@ -67,23 +69,23 @@ __device__ __forceinline__ void token_places(const u32* seed, u32 stream, u32 to
 // y [samples, keep, width] from x [samples, tokens, width].
 extern "C" __global__ void __launch_bounds__(THREADS)
     token_subset(const X* x, const u32* seed, Y* y, u32 stream, u32 tokens, u32 keep, u32 width) {
-    __shared__ u32 place[MAX_TOKENS], flags[MAX_TOKENS];
-    token_places(seed, stream, tokens, keep, place, flags);
+    __shared__ u32 places[MAX_TOKENS], kept[MAX_TOKENS];
+    token_places(seed, stream, tokens, keep, places, kept);
     const u64 from = (u64)blockIdx.x * tokens * width, to = (u64)blockIdx.x * keep * width;
     for (u32 i = threadIdx.x; i < tokens * width; i += THREADS)
-        if (place[i / width] != DROPPED)
-            y[to + (u64)place[i / width] * width + i % width] = from_float<Y>(to_float(x[from + i]));
+        if (places[i / width] != DROPPED)
+            y[to + (u64)places[i / width] * width + i % width] = from_float<Y>(to_float(x[from + i]));
 }
 
-// The gradient y of x from that of the result, x here: zeros for tokens that were dropped.
+// dx [samples, tokens, width] from dy [samples, keep, width]: zeros for tokens that were dropped.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    token_subset_grad(const X* x, const u32* seed, Y* y, u32 stream, u32 tokens, u32 keep, u32 width) {
-    __shared__ u32 place[MAX_TOKENS], flags[MAX_TOKENS];
-    token_places(seed, stream, tokens, keep, place, flags);
+    token_subset_grad(const X* dy, const u32* seed, Y* dx, u32 stream, u32 tokens, u32 keep, u32 width) {
+    __shared__ u32 places[MAX_TOKENS], kept[MAX_TOKENS];
+    token_places(seed, stream, tokens, keep, places, kept);
     const u64 from = (u64)blockIdx.x * keep * width, to = (u64)blockIdx.x * tokens * width;
     for (u32 i = threadIdx.x; i < tokens * width; i += THREADS) {
-        const u32 source = place[i / width];
-        const float value = source == DROPPED ? 0.0f : to_float(x[from + (u64)source * width + i % width]);
-        y[to + i] = from_float<Y>(value);
+        const u32 source = places[i / width];
+        const float value = source == DROPPED ? 0.0f : to_float(dy[from + (u64)source * width + i % width]);
+        dx[to + i] = from_float<Y>(value);
     }
 }

@@ -2,14 +2,15 @@
 
 #define THREADS 256
 
-// values[i] becomes the sum over all ranks, added in a binary tree: ((0 + 1) + (2 + 3)) + ...; if the number of ranks is no
-// power of two, the left subtree is the largest power of two below it. `values` are those of this rank, `others`
+// values[i] becomes the sum over all ranks, added in a binary tree: ((0 + 1) + (2 + 3)) + ...; if the number of ranks
+// is no power of two, the left subtree is the largest power of two below it. `values` are those of this rank, `others`
 // [ranks - 1][count] those of the others in their order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tree_sum(float* values, const float* others, u32 rank, u32 ranks, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    // By level, the complete subtree that waits for its sibling. After `leaf` leaves those of the levels of its bits wait.
+    // subtrees[l]: the sum of a subtree of 2^l ranks that is complete before its sibling. After `leaf` ranks there is
+    // one for every bit that is set in `leaf`.
     float subtrees[32];
     for (u32 leaf = 0; leaf < ranks; leaf++) {
         float sum = leaf == rank ? values[i] : others[(u64)(leaf < rank ? leaf : leaf - 1) * count + i];

@@ -1,5 +1,5 @@
 // y [indices, inner] from the rows of a table [rows, inner] by index, and the gradient of the table. An index outside
-// the table gives zeros and no gradient.
+// the table gives zeros and no gradient. X, Y: storage types.
 
 #define THREADS 256
 

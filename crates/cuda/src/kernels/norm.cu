@@ -1,7 +1,6 @@
 // Layer norm (Ba et al., 2016), or with CENTRED 0 RMS norm (Zhang and Sennrich, 2019), whose mean is taken as 0,
-// forward and backward over x [rows, DIM]. Forward, the residual sum before it may be
-// fused, with stochastic depth on its second term; backward, the sum with the residual's gradient and the gradient of
-// stochastic depth.
+// forward and backward over x [rows, DIM]. Forward, the residual sum before it may be fused, with stochastic depth on
+// its second term; backward, the sum with the residual's gradient and the gradient of stochastic depth.
 //
 // LANES threads keep a row in registers: 8, 16 or 32 for short rows, of which a warp has one to four, or a whole block
 // for long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
@@ -122,10 +121,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma; without mean(d) if not CENTRED.
-// With DROP also the gradient
-// of the addend, dropped = keep · dx. Every block writes its partial sums: partials [blocks, PARTS, DIM]. `d_residual`,
-// `dx` and `partials` may be null.
+// dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma; without mean(d) if not
+// CENTRED. With DROP also the gradient of the addend, dropped = keep · dx. Every block writes its partial sums:
+// partials [blocks, PARTS, DIM]. `d_residual`, `dx` and `partials` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ d_residual,

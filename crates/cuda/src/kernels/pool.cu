@@ -1,6 +1,6 @@
 // Max and average pooling of channels-last images, and their gradients.
 //
-// The gradient of a maximum is that of the pixel with the maximum: `argmax` writes the tap of every window's maximum,
+// The gradient of a maximum goes to the pixel that has it: `argmax` writes the tap of every window's maximum,
 // and every pixel sums the gradients of the windows whose maximum it is.
 //
 // MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index, u8 or u32. VEC: the channels of a thread,
@@ -54,12 +54,12 @@ __device__ __forceinline__ float divisor(const PoolShape& s, const Window& w) {
 // The pixel and the first channel of thread i, in a batch of images of height by width.
 struct Pixel {
     u32 channel, y, x;
-    u64 batch;
+    u64 sample;
     __device__ __forceinline__ Pixel(u64 i, u32 channels, u32 height, u32 width) {
         channel = unravel(i, channels / VEC) * VEC;
         x = unravel(i, width);
         y = unravel(i, height);
-        batch = i;
+        sample = i;
     }
 };
 
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, con
     if (i >= count) return;
     const Pixel pixel(i, s.channels, s.out_height, s.out_width);
     const Window w = window(s, pixel.y, pixel.x);
-    const X* image = x + pixel.batch * s.height * s.width * s.channels + pixel.channel;
+    const X* image = x + pixel.sample * s.height * s.width * s.channels + pixel.channel;
     float result[VEC] = {};
     if (MAX) {
         u32 tap[VEC];
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const X* x, TAP* ta
     float value[VEC];
     u32 tap[VEC];
     TapVector vector;
-    const X* image = x + pixel.batch * s.height * s.width * s.channels + pixel.channel;
+    const X* image = x + pixel.sample * s.height * s.width * s.channels + pixel.channel;
     max_with_tap(s, window(s, pixel.y, pixel.x), image, value, tap);
 #pragma unroll
     for (int c = 0; c < VEC; c++) vector.tap[c] = (TAP)tap[c];
@@ -147,7 +147,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float sum[VEC] = {};
     for (u32 oy = first_y; oy <= padded_y / s.stride_y && oy < s.out_height; oy++) {
         for (u32 ox = first_x; ox <= padded_x / s.stride_x && ox < s.out_width; ox++) {
-            const u64 offset = ((pixel.batch * s.out_height + oy) * s.out_width + ox) * s.channels + pixel.channel;
+            const u64 offset = ((pixel.sample * s.out_height + oy) * s.out_width + ox) * s.channels + pixel.channel;
             const TAP pixel_tap = (TAP)((padded_y - oy * s.stride_y) * s.kernel_width + (padded_x - ox * s.stride_x));
             float d[VEC];
             load<VEC>(dy + offset, d);

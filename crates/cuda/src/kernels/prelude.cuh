@@ -2,7 +2,7 @@
 //
 // Values are stored as `float`, `bf16`, `f16` or `e4m3` and computed in f32. The storage types of a kernel's operands
 // are macros that its file is compiled with (compile/sources.rs). A template parameter ends in `_` where a kernel file
-// has a macro of that name.
+// is compiled with a macro of that name.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

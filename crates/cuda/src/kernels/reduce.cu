@@ -6,6 +6,7 @@
 // Threads along the columns of sum_columns.
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
 #define COLUMNS (LANES * VEC)
+// Rows that a block loads at a time.
 #define GROUPS (THREADS / LANES)
 // Rows that a thread loads before it adds them.
 #define ROWS_IN_FLIGHT 4
@@ -55,6 +56,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_rows(const X* x, Y* y,
 
 // Sums over any axes: the extents and strides of those that are kept and of those that are summed.
 struct ReduceStrides {
+    // Numbers of axes.
     u32 kept;
     u32 summed;
     u32 kept_extents[8];

@@ -68,8 +68,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(y + second, w);
 }
 
-// dcos = dy_a x_a + dy_b x_b and dsin = sign (dy_b x_a - dy_a x_b), summed over samples and the heads of a group; either
-// may be null. A block has one position of one group and LANES pairs; the samples are divided among its rows of threads.
+// dcos = dy_a x_a + dy_b x_b and dsin = sign (dy_b x_a - dy_a x_b), summed over samples and the heads of a group;
+// either may be null. A block has one position of one group and LANES pairs; the samples are divided among its rows of
+// threads.
 #define LANES 32
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -114,8 +115,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (sines) sines[index] = sinf(angle);
 }
 
-// The gradient of the frequencies: coordinates · (cos dsin - sin dcos), summed over positions. A block has one axis, one
-// group and LANES pairs.
+// The gradient of the frequencies: coordinates · (cos dsin - sin dcos), summed over positions. A block has one axis,
+// one group and LANES pairs.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary_tables_grad(const float* dcos, const float* dsin, const float* cosines, const float* sines,
                        const float* coordinates, float* dfrequencies, u32 positions, u32 pairs) {

@@ -1,4 +1,4 @@
-// Softmax over the rows of x [rows, columns] and its gradient: one block per row.
+// Softmax over the rows of x [rows, columns] and its gradient: one block per row. X, DY, Y: storage types.
 
 #define THREADS 128
 

@@ -25,7 +25,7 @@ use crate::run::weights;
 /// The launches of one node or fused group.
 struct LaunchStep {
     info: StepInfo,
-    /// The addresses of its operands.
+    /// The addresses of its inputs.
     reads: Vec<u64>,
     launches: Vec<ReadyLaunch>,
 }
@@ -217,7 +217,7 @@ impl CudaExecutable {
     }
 
     /// Enqueues a step; after the last one of a segment, the second stream has joined the first.
-    fn enqueue_of_segment(&self, step: usize, last: usize) -> Result<(), GraphError> {
+    fn enqueue_in_segment(&self, step: usize, last: usize) -> Result<(), GraphError> {
         self.enqueue(step)?;
         let exchange = self.exchange.as_ref().filter(|_| step == last);
         exchange.map_or(Ok(()), |exchange| exchange.join_all(&self.stream))
@@ -253,7 +253,7 @@ impl CudaExecutable {
         let mut first = 0;
         let mut segments = Vec::with_capacity(ends.len());
         for last in ends {
-            let graph = CapturedGraph::new(&self.stream, first..=last, |step| self.enqueue_of_segment(step, last))?;
+            let graph = CapturedGraph::new(&self.stream, first..=last, |step| self.enqueue_in_segment(step, last))?;
             segments.push(CapturedSegment { graph, last });
             first = last + 1;
         }

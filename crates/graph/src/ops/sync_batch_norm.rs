@@ -14,9 +14,9 @@ use crate::{Graph, GraphError, Type, Value};
 /// Which parts a batch norm normalises together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SyncedParts {
-    /// The parts of a batch, in all processes.
+    /// The number of parts of a batch, over all processes.
     pub parts: usize,
-    /// Those of this process.
+    /// The number of parts of this process.
     pub own: usize,
     /// Whether other processes compute some of them.
     pub exchange: bool,
@@ -64,8 +64,8 @@ pub fn sync_batch_norm(
     Ok((0..of_parts.len() + 4).map(|output| Value { node, output }).collect())
 }
 
-/// Mean and biased variance of each channel of `x [.., c]` over all other axes. The gradient with respect to `x` is that of
-/// [`SyncBatchNorm`].
+/// Mean and biased variance of each channel of `x [.., c]` over all other axes. It has no gradient itself: that of
+/// [`SyncBatchNorm`] includes the dependence of the statistics on `x`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatchMoments;
 

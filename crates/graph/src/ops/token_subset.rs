@@ -7,7 +7,7 @@ use crate::random::Seed;
 use crate::reference::Array;
 use crate::{GraphError, Type};
 
-/// More tokens than this are refused: devices rank the tokens of a sample in fast memory.
+/// The most tokens of a sample: GPUs rank them in shared memory.
 const MAX_TOKENS: usize = 4096;
 
 /// Keeps some tokens of every sample, in their order. Inputs: `x [batch, tokens, width]`, `seed i32[4]`. Output: `[batch,
@@ -38,7 +38,7 @@ impl TokenSubset {
 
     fn check(&self, tokens: usize) -> Result<(), String> {
         if !(1..=tokens).contains(&self.keep) || tokens > MAX_TOKENS {
-            return Err(format!("{} of {tokens} tokens cannot be kept; there may be {MAX_TOKENS}", self.keep));
+            return Err(format!("{} of {tokens} tokens cannot be kept; at most {MAX_TOKENS} are supported", self.keep));
         }
         Ok(())
     }

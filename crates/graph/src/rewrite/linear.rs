@@ -47,6 +47,7 @@ pub fn fuse_linear(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
+/// The longest chain from a linear layer whose nodes fit its epilogue, and the nodes of the chain.
 fn follow(
     graph: &Graph,
     consumers: &[Option<NodeId>],

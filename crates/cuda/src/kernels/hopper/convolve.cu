@@ -122,8 +122,8 @@ static __device__ __forceinline__ void store_row(const float *sums, int half, fl
     }
 }
 
-// filters [filter_count][64 · steps] in the order of the reduction, padded with zeros (order_filters of conv_layout.cu).
-// Consecutive blocks have the same pixels and different filters.
+// filters [filter_count][64 · steps] in the order of the reduction, padded with zeros (order_filters of
+// conv_layout.cu). Consecutive blocks have the same pixels and different filters.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const bf16 *x, const bf16 *filters, const Y *bias, Y *y, const OutputPixels pixels, const InputTaps taps,
              u32 filter_count, u32 steps) {

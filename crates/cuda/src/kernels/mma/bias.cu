@@ -26,6 +26,6 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
 
 // The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
 static __device__ __forceinline__ float* split_partials(float* dbias, const AttentionShape& s, const BlockWork& work) {
-    return dbias +
-           (((u64)work.first_sample / s.samples_per_split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
+    const u64 split = (u64)work.first_sample / s.samples_per_split;
+    return dbias + ((split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;
 }
