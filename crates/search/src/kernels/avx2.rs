@@ -6,33 +6,40 @@ use half::f16;
 
 use super::register_tiles;
 
-/// Rows that share a load of the query. Their sums are independent, which hides the latency of FMA.
-const ROWS: usize = 4;
+/// Independent sums of a row, which hide the latency of FMA.
+const CHAINS: usize = 4;
+/// Products in one iteration.
+const UNROLLED: usize = 8;
 
+/// Rows are read one after another, as with AVX-512.
+///
 /// # Safety
 /// The CPU has the instructions below; `rows` holds a row of the query's length for every score.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn dot_f16(query: &[f32], rows: &[f16], scores: &mut [f32]) {
     let dim = query.len();
-    let whole = dim / 8 * 8;
-    for (group, scores) in scores.chunks_mut(ROWS).enumerate() {
-        let row = |r: usize| &rows[(group * ROWS + r.min(scores.len() - 1)) * dim..][..dim];
-        let rows: [&[f16]; ROWS] = std::array::from_fn(row);
-        let mut sums = [_mm256_setzero_ps(); ROWS];
-        for k in (0..whole).step_by(8) {
-            // SAFETY: elements `k..k + 8` are inside the query and inside every row.
-            unsafe {
-                let q = _mm256_loadu_ps(query.as_ptr().add(k));
-                for r in 0..ROWS {
-                    let v = _mm256_cvtph_ps(_mm_loadu_si128(rows[r].as_ptr().add(k).cast()));
-                    sums[r] = _mm256_fmadd_ps(v, q, sums[r]);
+    let (unrolled, whole) = (dim / (8 * UNROLLED) * (8 * UNROLLED), dim / 8 * 8);
+    for (values, score) in rows.chunks_exact(dim).zip(scores) {
+        let row = values.as_ptr();
+        let mut sums = [_mm256_setzero_ps(); CHAINS];
+        // SAFETY: `whole` is at most the length of the query and the row.
+        unsafe {
+            for k in (0..unrolled).step_by(8 * UNROLLED) {
+                for step in 0..UNROLLED {
+                    let at = k + 8 * step;
+                    let v = _mm256_cvtph_ps(_mm_loadu_si128(row.add(at).cast()));
+                    let sum = &mut sums[step % CHAINS];
+                    *sum = _mm256_fmadd_ps(v, _mm256_loadu_ps(query.as_ptr().add(at)), *sum);
                 }
             }
+            for at in (unrolled..whole).step_by(8) {
+                let v = _mm256_cvtph_ps(_mm_loadu_si128(row.add(at).cast()));
+                sums[0] = _mm256_fmadd_ps(v, _mm256_loadu_ps(query.as_ptr().add(at)), sums[0]);
+            }
         }
-        for (r, score) in scores.iter_mut().enumerate() {
-            let tail = query[whole..].iter().zip(&rows[r][whole..]).map(|(q, v)| q * v.to_f32());
-            *score = sum(sums[r]) + tail.sum::<f32>();
-        }
+        let total = _mm256_add_ps(_mm256_add_ps(sums[0], sums[1]), _mm256_add_ps(sums[2], sums[3]));
+        let tail = query[whole..].iter().zip(&values[whole..]).map(|(q, v)| q * v.to_f32());
+        *score = sum(total) + tail.sum::<f32>();
     }
 }
 
@@ -42,24 +49,18 @@ pub(super) unsafe fn dot_f16(query: &[f32], rows: &[f16], scores: &mut [f32]) {
 pub(super) unsafe fn dot_i8(query: &[i16], rows: &[i8], scores: &mut [i32]) {
     let dim = query.len();
     let whole = dim / 16 * 16;
-    for (group, scores) in scores.chunks_mut(ROWS).enumerate() {
-        let row = |r: usize| &rows[(group * ROWS + r.min(scores.len() - 1)) * dim..][..dim];
-        let rows: [&[i8]; ROWS] = std::array::from_fn(row);
-        let mut sums = [_mm256_setzero_si256(); ROWS];
+    for (row, score) in rows.chunks_exact(dim).zip(scores) {
+        let mut total = _mm256_setzero_si256();
         for k in (0..whole).step_by(16) {
-            // SAFETY: elements `k..k + 16` are inside the query and inside every row.
+            // SAFETY: elements `k..k + 16` are inside the query and the row.
             unsafe {
                 let q = _mm256_loadu_si256(query.as_ptr().add(k).cast());
-                for r in 0..ROWS {
-                    let v = _mm256_cvtepi8_epi16(_mm_loadu_si128(rows[r].as_ptr().add(k).cast()));
-                    sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(v, q));
-                }
+                let v = _mm256_cvtepi8_epi16(_mm_loadu_si128(row.as_ptr().add(k).cast()));
+                total = _mm256_add_epi32(total, _mm256_madd_epi16(v, q));
             }
         }
-        for (r, score) in scores.iter_mut().enumerate() {
-            let tail = query[whole..].iter().zip(&rows[r][whole..]).map(|(q, v)| i32::from(*q) * i32::from(*v));
-            *score = sum_i32(sums[r]) + tail.sum::<i32>();
-        }
+        let tail = query[whole..].iter().zip(&row[whole..]).map(|(q, v)| i32::from(*q) * i32::from(*v));
+        *score = sum_i32(total) + tail.sum::<i32>();
     }
 }
 

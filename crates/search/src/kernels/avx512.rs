@@ -6,51 +6,49 @@ use half::f16;
 
 use super::register_tiles;
 
-/// Rows that share a load of the query. Their sums are independent, which hides the latency of FMA.
-const ROWS: usize = 4;
-/// Bytes between the row that is multiplied and the lines that are prefetched. The hardware's prefetchers stop at the end of
-/// a page, and a row may be as long as a quarter of one.
-const PREFETCH: usize = 8192;
+/// Independent sums of a row, which hide the latency of FMA.
+const CHAINS: usize = 4;
+/// Products in one iteration.
+const UNROLLED: usize = 8;
 
+/// Rows are read one after another: several at a time, which would share the loads of the query, give the hardware's
+/// prefetchers several streams in a page, and were three times as slow on Zen 4 (12 instead of 36 GB/s on a core).
+///
 /// # Safety
 /// The CPU has the instructions below; `rows` holds a row of the query's length for every score.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 pub(super) unsafe fn dot_f16(query: &[f32], rows: &[f16], scores: &mut [f32]) {
     let dim = query.len();
-    let (whole, tail) = (dim / 16 * 16, (1u16 << (dim % 16)) - 1);
-    let rows = rows.as_ptr().cast::<u16>();
-    for (group, scores) in scores.chunks_mut(ROWS).enumerate() {
-        // SAFETY: `scores` has an element for every row of the group, so the row is inside `rows`.
-        let row = |r: usize| unsafe { rows.add((group * ROWS + r.min(scores.len() - 1)) * dim) };
-        let rows: [*const u16; ROWS] = std::array::from_fn(row);
-        let mut sums = [_mm512_setzero_ps(); ROWS];
-        for k in (0..whole).step_by(16) {
-            // SAFETY: elements `k..k + 16` are inside the query and inside every row.
-            unsafe {
-                let q = _mm512_loadu_ps(query.as_ptr().add(k));
-                for r in 0..ROWS {
-                    // Half a line is loaded, so that every second one starts a line.
-                    if k % 32 == 0 {
-                        _mm_prefetch::<_MM_HINT_T0>(rows[r].wrapping_add(k + PREFETCH / 2).cast());
-                    }
-                    let v = _mm512_cvtph_ps(_mm256_loadu_si256(rows[r].add(k).cast()));
-                    sums[r] = _mm512_fmadd_ps(v, q, sums[r]);
+    let (unrolled, whole) = (dim / (16 * UNROLLED) * (16 * UNROLLED), dim / 16 * 16);
+    let tail = (1u16 << (dim % 16)) - 1;
+    for (row, score) in rows.chunks_exact(dim).zip(scores) {
+        let row = row.as_ptr().cast::<u16>();
+        let mut sums = [_mm512_setzero_ps(); CHAINS];
+        // SAFETY: `whole` is at most the length of the query and the row.
+        unsafe {
+            for k in (0..unrolled).step_by(16 * UNROLLED) {
+                for step in 0..UNROLLED {
+                    let at = k + 16 * step;
+                    let v = _mm512_cvtph_ps(_mm256_loadu_si256(row.add(at).cast()));
+                    let sum = &mut sums[step % CHAINS];
+                    *sum = _mm512_fmadd_ps(v, _mm512_loadu_ps(query.as_ptr().add(at)), *sum);
                 }
+            }
+            for at in (unrolled..whole).step_by(16) {
+                let v = _mm512_cvtph_ps(_mm256_loadu_si256(row.add(at).cast()));
+                sums[0] = _mm512_fmadd_ps(v, _mm512_loadu_ps(query.as_ptr().add(at)), sums[0]);
             }
         }
         if tail != 0 {
             // SAFETY: the mask covers the elements from `whole` to `dim`.
             unsafe {
                 let q = _mm512_maskz_loadu_ps(tail, query.as_ptr().add(whole));
-                for r in 0..ROWS {
-                    let v = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(tail, rows[r].add(whole).cast()));
-                    sums[r] = _mm512_fmadd_ps(v, q, sums[r]);
-                }
+                let v = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(tail, row.add(whole).cast()));
+                sums[0] = _mm512_fmadd_ps(v, q, sums[0]);
             }
         }
-        for (score, sum) in scores.iter_mut().zip(sums) {
-            *score = _mm512_reduce_add_ps(sum);
-        }
+        let sum = _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+        *score = _mm512_reduce_add_ps(sum);
     }
 }
 
@@ -60,37 +58,26 @@ pub(super) unsafe fn dot_f16(query: &[f32], rows: &[f16], scores: &mut [f32]) {
 pub(super) unsafe fn dot_i8(query: &[i16], rows: &[i8], scores: &mut [i32]) {
     let dim = query.len();
     let (whole, tail) = (dim / 32 * 32, (1u32 << (dim % 32)) - 1);
-    for (group, scores) in scores.chunks_mut(ROWS).enumerate() {
-        // SAFETY: `scores` has an element for every row of the group, so the row is inside `rows`.
-        let row = |r: usize| unsafe { rows.as_ptr().add((group * ROWS + r.min(scores.len() - 1)) * dim) };
-        let rows: [*const i8; ROWS] = std::array::from_fn(row);
-        let mut sums = [_mm512_setzero_si512(); ROWS];
+    for (row, score) in rows.chunks_exact(dim).zip(scores) {
+        let row = row.as_ptr();
+        let mut sum = _mm512_setzero_si512();
         for k in (0..whole).step_by(32) {
-            // SAFETY: elements `k..k + 32` are inside the query and inside every row.
+            // SAFETY: elements `k..k + 32` are inside the query and the row.
             unsafe {
                 let q = _mm512_loadu_si512(query.as_ptr().add(k).cast());
-                for r in 0..ROWS {
-                    if k % 64 == 0 {
-                        _mm_prefetch::<_MM_HINT_T0>(rows[r].wrapping_add(k + PREFETCH));
-                    }
-                    let v = _mm512_cvtepi8_epi16(_mm256_loadu_si256(rows[r].add(k).cast()));
-                    sums[r] = _mm512_add_epi32(sums[r], _mm512_madd_epi16(v, q));
-                }
+                let v = _mm512_cvtepi8_epi16(_mm256_loadu_si256(row.add(k).cast()));
+                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(v, q));
             }
         }
         if tail != 0 {
             // SAFETY: the mask covers the elements from `whole` to `dim`.
             unsafe {
                 let q = _mm512_maskz_loadu_epi16(tail, query.as_ptr().add(whole));
-                for r in 0..ROWS {
-                    let v = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(tail, rows[r].add(whole)));
-                    sums[r] = _mm512_add_epi32(sums[r], _mm512_madd_epi16(v, q));
-                }
+                let v = _mm512_cvtepi8_epi16(_mm256_maskz_loadu_epi8(tail, row.add(whole)));
+                sum = _mm512_add_epi32(sum, _mm512_madd_epi16(v, q));
             }
         }
-        for (score, sum) in scores.iter_mut().zip(sums) {
-            *score = _mm512_reduce_add_epi32(sum);
-        }
+        *score = _mm512_reduce_add_epi32(sum);
     }
 }
 
