@@ -88,9 +88,12 @@ struct QueryArguments {
     /// An image to look for, which need not be in the index
     #[arg(long, value_name = "FILE")]
     image: Vec<OsString>,
+    /// A vector to look for: a NumPy array of float32
+    #[arg(long, value_name = "FILE.npy")]
+    vector: Vec<PathBuf>,
     /// Groups of images with a cosine of at least COSINE [default: 0.95]
     #[arg(long, value_name = "COSINE", num_args = 0..=1, default_missing_value = "0.95", value_parser = cosine)]
-    #[arg(conflicts_with_all = ["words", "image"])]
+    #[arg(conflicts_with_all = ["words", "image", "vector"])]
     near_duplicates: Option<f64>,
     /// The most images, or groups, to show
     #[arg(long, short = 'k', value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]

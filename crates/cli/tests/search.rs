@@ -71,6 +71,40 @@ fn an_image_finds_itself_and_its_like() {
 }
 
 #[test]
+fn words_are_looked_for_by_models_of_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let (photos_folder, out) = (folder.path().join("photos"), folder.path().join("index"));
+    photos(&photos_folder);
+    let clip = model("hf_clip");
+    index(&photos_folder, &out, &["-m", clip.to_str().unwrap()]);
+    let found = vit(arguments!["search", &out, "a photo of a dog", "--json"]).code(0).json();
+    // The same vectors by `vit embed`, and the same scores.
+    let vectors = folder.path().join("vectors.npy");
+    let embed =
+        arguments!["embed", "-m", &clip, &photos_folder, "--text", "a photo of a dog", "--normalise", "-o", &vectors];
+    vit(embed).code(0);
+    let bytes = fs::read(&vectors).unwrap();
+    let names = fs::read_to_string(vectors.with_extension("files.txt")).unwrap();
+    let names: Vec<&str> = names.lines().collect();
+    let dim = (bytes.len() - 128) / 4 / names.len();
+    let values: Vec<f32> = bytes[bytes.len() - 4 * dim * names.len()..]
+        .chunks(4)
+        .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+        .collect();
+    let rows: Vec<&[f32]> = values.chunks(dim).collect();
+    let text = rows[names.len() - 1];
+    for hit in found["hits"].as_array().unwrap() {
+        let file = hit["file"].as_str().unwrap();
+        let row = names.iter().position(|name| Path::new(name).file_name() == Path::new(file).file_name()).unwrap();
+        let cosine: f32 = rows[row].iter().zip(text).map(|(a, b)| a * b).sum();
+        assert!((f64::from(cosine) - hit["score"].as_f64().unwrap()).abs() < 2e-3, "{file}");
+    }
+    assert_eq!(found["hits"].as_array().unwrap().len(), 4);
+    let both = arguments!["search", &out, "a dog", "--image", photos_folder.join("a.jpg"), "--json"];
+    assert_eq!(vit(both).code(0).json()["images"].as_array().unwrap().len(), 1);
+}
+
+#[test]
 fn only_what_is_new_is_embedded() {
     let folder = tempfile::tempdir().unwrap();
     let (photos, out) = (folder.path().join("photos"), folder.path().join("index"));
@@ -170,6 +204,7 @@ fn what_cannot_be_done_is_said_in_one_sentence() {
         "give --model cifar10, or another --out",
     );
     one(arguments!["search", &out, "--image", &tiny, "-m", model("timm_vit")].into(), "leave --model out");
+    one(arguments!["search", &out, "two dogs"].into(), "cifar10: this model has no text tower");
     one(arguments!["search", &out].into(), "say what to look for");
     one(arguments!["search", &out, "--image", hostile("notes.jpg")].into(), "notes.jpg");
     one(arguments!["search", "index", photos_folder.join("more"), "-o", &out].into(), "is of the files in");

@@ -3,12 +3,13 @@
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
-use vit::{Embed, Pool};
+use vit::{Embed, Pool, TextEmbed};
 use vit_data::Image;
 use vit_search::{DuplicateOptions, Hit, Index, SearchError};
+use vit_system::{npy, regular_file};
 
 use super::page::{self, PageSection};
 use super::{QueryArguments, shown_folder};
@@ -45,8 +46,8 @@ pub fn run(arguments: &QueryArguments) -> anyhow::Result<Outcome> {
 
 fn similar(arguments: &QueryArguments, index: &Index, folder: &Path) -> anyhow::Result<SearchResult> {
     ensure!(
-        !arguments.words.is_empty() || !arguments.image.is_empty(),
-        "say what to look for: words, --image FILE, or --near-duplicates"
+        !arguments.words.is_empty() || !arguments.image.is_empty() || !arguments.vector.is_empty(),
+        "say what to look for: words, --image FILE, --vector FILE, or --near-duplicates"
     );
     let (query, queries) = query_vector(arguments, index)?;
     let hits = index.search(&query, arguments.top as usize, arguments.how.threads())?;
@@ -137,14 +138,28 @@ fn progress(images: usize) -> ProgressBar {
     ProgressBar::new(1000).with_style(style)
 }
 
-/// The mean direction of words and images, and the images.
+/// The mean direction of words, images and vectors, and the images.
 fn query_vector(arguments: &QueryArguments, index: &Index) -> anyhow::Result<(Vec<f32>, Vec<(String, Image)>)> {
     let how = &arguments.how;
     let images: Vec<(String, Image)> = sources(&arguments.image)?
         .iter()
         .map(|source: &Source| Ok((source.name(), how.decode(source)?)))
         .collect::<anyhow::Result<_>>()?;
-    let settings = index.settings();
+    let mut vectors = arguments.vector.iter().map(|path| read_vector(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    if !arguments.words.is_empty() || !images.is_empty() {
+        vectors.extend(embedded(arguments, index, &images)?);
+    }
+    let dim = index.settings().dim;
+    if let Some(other) = vectors.iter().find(|vector| vector.len() != dim) {
+        return Err(SearchError::Dimension { found: other.len(), expected: dim }.into());
+    }
+    let sum = |position: usize| vectors.iter().map(|vector| vector[position]).sum();
+    Ok(((0..dim).map(sum).collect(), images))
+}
+
+/// The vectors of words and images, of length 1, by the model of the index.
+fn embedded(arguments: &QueryArguments, index: &Index, images: &[(String, Image)]) -> anyhow::Result<Vec<Vec<f32>>> {
+    let (how, settings) = (&arguments.how, index.settings());
     let model: PathBuf = arguments.model.clone().unwrap_or_else(|| settings.model.path.clone());
     let checkpoint = how.checkpoint(&model).with_context(|| {
         let index = index.path().display();
@@ -155,11 +170,34 @@ fn query_vector(arguments: &QueryArguments, index: &Index) -> anyhow::Result<(Ve
         return Err(SearchError::OtherModel { path, indexed, given: model }.into());
     }
     let mut vectors = Vec::new();
+    if !arguments.words.is_empty() {
+        let options = how.options(arguments.words.len());
+        let tower = TextEmbed::new(&checkpoint, &options).with_context(|| settings.model.path.display().to_string())?;
+        let mut tower = tower.normalised();
+        vectors.extend(tower.embed(&arguments.words)?);
+    }
     if !images.is_empty() {
         let mut embed = Embed::new(checkpoint, Pool::Features, &how.options(images.len()))?.normalised();
         let images: Vec<Image> = images.iter().map(|(_, image)| image.clone()).collect();
         vectors.extend(embed.embed(&images)?);
     }
-    let sum = |position: usize| vectors.iter().map(|vector: &Vec<f32>| vector[position]).sum();
-    Ok(((0..settings.dim).map(sum).collect(), images))
+    Ok(vectors)
+}
+
+/// A vector of a NumPy file, scaled to length 1.
+fn read_vector(path: &Path) -> anyhow::Result<Vec<f32>> {
+    let bytes = regular_file::read(path).with_context(|| path.display().to_string())?;
+    let (header, data) = npy::parse(&bytes).map_err(|what| anyhow!("{}: {what}", path.display()))?;
+    ensure!(header.descr == "<f4", "{}: its elements are {}; save it as float32", path.display(), header.descr);
+    let vector: Vec<f32> = data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let elements = header.shape.iter().product::<usize>();
+    ensure!(
+        elements == vector.len(),
+        "{}: its shape is {:?}, and it has {} elements",
+        path.display(),
+        header.shape,
+        vector.len()
+    );
+    let length = vector.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
+    Ok(vector.into_iter().map(|v| (f64::from(v) / length) as f32).collect())
 }
