@@ -38,6 +38,16 @@ fn differentiate(
     sums: &[Option<Value>],
     finish: Finish,
 ) -> Result<Vec<Value>, GraphError> {
+    graph.restoring_place(|graph| append_backward(graph, losses, wrt, sums, finish))
+}
+
+fn append_backward(
+    graph: &mut Graph,
+    losses: &[Value],
+    wrt: &[Value],
+    sums: &[Option<Value>],
+    finish: Finish,
+) -> Result<Vec<Value>, GraphError> {
     if let Some(loss) = losses.iter().find(|loss| graph.shape(**loss).elements() != 1) {
         return Err(GraphError::Gradient {
             op: graph.node(loss.node).op.name(),
@@ -258,6 +268,23 @@ mod tests {
             assert_eq!(order, [2, 1, 0, 3]);
             assert!(ends[0] < ends[1] && ends[1] < ends[2], "{ends:?}");
         }
+    }
+
+    #[test]
+    fn an_error_in_the_backward_pass_leaves_phase_and_scope_as_they_were() {
+        let x = Tensor::input("x", DType::F32, [3]);
+        let weight = x.parameter("w", [3], Init::Ones);
+        let (wrt, scope) = ([weight.value().unwrap()], x.scope("block"));
+        let loss = (&x * &weight).sum([0]).value().unwrap();
+        drop((scope, weight));
+        let mut graph = x.finish().unwrap();
+        let mut fail = |graph: &mut Graph, _: usize, _: Value| {
+            Err(GraphError::Gradient { op: "mul", scope: graph.qualified(""), reason: "not today".into() })
+        };
+        graph.enter("head");
+        finish_gradients(&mut graph, &[loss], &wrt, None, &mut fail).unwrap_err();
+        let node = graph.fill([3], 1.0).unwrap().node;
+        assert_eq!((graph.node(node).phase, graph.node(node).scope.as_str()), (Phase::Forward, "head"));
     }
 
     #[test]

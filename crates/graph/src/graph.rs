@@ -164,6 +164,14 @@ impl Graph {
         std::mem::replace(&mut self.phase, phase)
     }
 
+    /// Restores phase and scope after `append`, also if it returns an error in the middle of a part.
+    pub(crate) fn restoring_place<T>(&mut self, append: impl FnOnce(&mut Graph) -> T) -> T {
+        let (phase, scope) = (self.phase, self.scope.clone());
+        let appended = append(self);
+        (self.phase, self.scope) = (phase, scope);
+        appended
+    }
+
     /// Enters a named part of the model; nodes added until [`Graph::leave`] belong to it.
     pub fn enter(&mut self, name: &str) {
         self.scope.push(name.to_string());
