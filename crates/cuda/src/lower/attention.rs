@@ -17,6 +17,7 @@ use super::{Emitter, Operand};
 use crate::compile::{self, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
+use crate::run::launch::Request;
 
 /// The largest head whose tiles fit the shared memory of every supported GPU.
 const MAX_HEAD: usize = 128;
@@ -182,6 +183,10 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let call = AttentionCall::new(op, 3, e)?;
     let x = call.extents;
     if x.score_rows() == 0 {
+        // Gradients of keys, values and a bias are sums over no queries.
+        for d in e.outputs.iter().filter(|d| d.is_used() && d.shape.elements() > 0) {
+            e.requests.push(Request::Clear { to: d.address, bytes: d.shape.elements() * d.storage.bytes() });
+        }
         return Ok(());
     }
     let (dy, out, lse) = (e.inputs[0].clone(), e.inputs[1].clone(), e.inputs[2].address);
@@ -262,4 +267,37 @@ fn sum_bias_splits(partials: u64, splits: usize, dbias: &Operand, e: &mut Emitte
     let arguments = KernelArguments::new().pointers(&[partials, dbias.address]).u32(splits).u64(count);
     // A block has 32 elements.
     e.kernel(variant, "bias_gradient", [count.div_ceil(32), 1, 1], THREADS, 0, arguments);
+}
+
+#[cfg(test)]
+mod tests {
+    use vit_graph::autodiff::gradients;
+    use vit_graph::ops::{Attention, Input, Reduce};
+    use vit_graph::{DType, Graph, Type};
+
+    use crate::Precision;
+    use crate::plan::prepare::{Prepared, Profile};
+    use crate::run::launch::Request;
+
+    #[test]
+    fn without_queries_the_gradients_of_keys_and_values_are_zeros() {
+        let mut graph = Graph::default();
+        let mut input = |name: &str, tokens: usize| {
+            let ty = Type::new(DType::F32, [2, tokens, 8]);
+            graph.value(Input { name: name.into(), ty }, &[]).unwrap()
+        };
+        let [q, k, v] = [("q", 0), ("k", 3), ("v", 3)].map(|(name, tokens)| input(name, tokens));
+        let op = Attention { heads: 2, scale: 0.5, packed: false, bias: false, dropout: None };
+        let y = graph.value(op, &[q, k, v]).unwrap();
+        let loss = graph.value(Reduce::sum([0, 1, 2]), &[y]).unwrap();
+        for (name, d) in ["dk", "dv"].into_iter().zip(gradients(&mut graph, loss, &[k, v]).unwrap()) {
+            graph.set_output(name, d).unwrap();
+        }
+        let profile = Profile { precision: Precision::F32, multiprocessors: 132, hopper: false };
+        let prepared = Prepared::new(graph, profile).unwrap();
+        let emitters = (0..prepared.graph.nodes().len()).filter_map(|id| prepared.emit(id, None).unwrap());
+        let requests: Vec<Request> = emitters.flat_map(|emitter| emitter.requests).collect();
+        let cleared = requests.iter().filter(|r| matches!(r, Request::Clear { bytes, .. } if *bytes == 2 * 3 * 8 * 4));
+        assert_eq!(cleared.count(), 2);
+    }
 }

@@ -255,19 +255,17 @@ impl From<String> for Unsupported {
     }
 }
 
-/// Checks that the extents fit 31 bits, since kernels compute with them in u32.
-fn fits(extents: &[usize]) -> Result<(), String> {
-    match extents.iter().find(|&&extent| extent > u32::MAX as usize / 2) {
-        Some(extent) => Err(format!("an extent of {extent} is too large for this device")),
+/// Checks that the extents of all operands fit 31 bits, since kernels compute with them in u32.
+pub(crate) fn check_extents(e: &Emitter) -> Result<(), Unsupported> {
+    let mut extents = e.inputs.iter().chain(&e.outputs).flat_map(|operand| &operand.shape[..]);
+    match extents.find(|&&extent| extent > u32::MAX as usize / 2) {
+        Some(extent) => Err(format!("an extent of {extent} is too large for this device").into()),
         None => Ok(()),
     }
 }
 
-/// Lowers one operation.
+/// Lowers one operation, whose extents were checked.
 pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
-    for operand in e.inputs.iter().chain(&e.outputs) {
-        fits(&operand.shape)?;
-    }
     match op {
         Op::Linear(op) if op.int8 => {
             return Err(Unsupported { reason: "int8 is only for the CPU".into(), hint: Some(Hint::Precision("fp8")) });

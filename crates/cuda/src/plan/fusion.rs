@@ -272,6 +272,9 @@ fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
 
 #[cfg(test)]
 mod tests {
+    use vit_graph::autodiff::gradients;
+    use vit_graph::ops::{Activation, Input, Linear, Reduce};
+    use vit_graph::{DType, Graph, Type};
     use vit_train::{StepOptions, TrainingStep};
 
     use crate::Precision;
@@ -288,6 +291,30 @@ mod tests {
         let emitted = |id| Some((id, prepared.emit(id, None).unwrap()?));
         let all = (0..prepared.graph.nodes().len()).filter_map(emitted);
         all.flat_map(|(id, e)| vec![prepared.info(id, &e).op; e.requests.len()]).collect()
+    }
+
+    /// The kernels of fused operations compute with extents in u32, too.
+    #[test]
+    fn extents_of_fused_operations_are_checked() {
+        let mut graph = Graph::default();
+        let mut input = |name: &str, shape: &[usize]| {
+            graph.value(Input { name: name.into(), ty: Type::new(DType::F32, shape) }, &[]).unwrap()
+        };
+        let rows = 1 << 31;
+        let (x, w, b) = (input("x", &[rows, 4]), input("w", &[8, 4]), input("b", &[8]));
+        let y = graph.value(Linear { bias: true, ..Linear::default() }, &[x, w, b]).unwrap();
+        let y = graph.value(Activation::Gelu, &[y]).unwrap();
+        let loss = graph.value(Reduce::sum([0, 1]), &[y]).unwrap();
+        for (name, gradient) in ["dw", "db"].into_iter().zip(gradients(&mut graph, loss, &[w, b]).unwrap()) {
+            graph.set_output(name, gradient).unwrap();
+        }
+        let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+        let prepared = Prepared::new(graph, profile).unwrap();
+        let leaders: Vec<usize> = prepared.groups.by_leader.keys().copied().collect();
+        assert!(!leaders.is_empty());
+        for leader in leaders {
+            assert!(prepared.emit(leader, None).is_err());
+        }
     }
 
     #[test]

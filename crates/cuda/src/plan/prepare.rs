@@ -245,13 +245,17 @@ impl Prepared {
         let regions = bases.map_or([PLACEHOLDER; 2], |(bases, scratch)| [scratch, bases.stored + table]);
         let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.target, regions);
         emitter.training = !self.graph.updates().is_empty();
-        match group {
-            Some(group) => group.lower(&self.graph, &mut emitter),
-            None => lower::node(&node.op, &mut emitter).map_err(|unsupported| {
-                let reason = format!("{} in {}: {}", node.op.name(), node.path(), unsupported.reason);
-                error_with_hints(reason, unsupported.hint.as_slice())
-            })?,
-        }
+        let lowered = lower::check_extents(&emitter).and_then(|()| match group {
+            Some(group) => {
+                group.lower(&self.graph, &mut emitter);
+                Ok(())
+            }
+            None => lower::node(&node.op, &mut emitter),
+        });
+        lowered.map_err(|unsupported| {
+            let reason = format!("{} in {}: {}", node.op.name(), node.path(), unsupported.reason);
+            error_with_hints(reason, unsupported.hint.as_slice())
+        })?;
         Ok(Some(emitter))
     }
 

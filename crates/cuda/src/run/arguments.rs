@@ -20,7 +20,7 @@ impl CStruct {
     }
 
     pub fn u32(self, value: usize) -> Self {
-        // `lower::node` has checked that extents fit 32 bits.
+        // `lower::check_extents` has checked that extents fit 32 bits.
         self.push(&(value as u32).to_ne_bytes())
     }
 
