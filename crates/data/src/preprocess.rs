@@ -134,7 +134,7 @@ fn apply_floats(preprocess: &Preprocess, image: &Image, out: &mut [f32]) -> Resu
         for (y, row) in part.chunks_exact(columns.len() * 3).enumerate() {
             let plane = &mut plane[(down.margin + y) * width + across.margin..];
             for (value, pixel) in plane.iter_mut().zip(row.chunks_exact(3)) {
-                *value = (pixel[channel] / 255.0 - mean) / std;
+                *value = (pixel[channel] - mean) / std;
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Resizing as torchvision does it with tensors on a CPU, antialiased, columns first. The filters are Pillow's; the weights of
-//! bytes have 15 bits instead of 22.
+//! bytes have 15 bits instead of 22, and floats are computed in f32 with the rounding of PyTorch's binaries for x86.
 
-use super::{RoundHalfAway, resize_window, support, weight};
+use super::{RoundHalfAway, pick, support, weight};
 use crate::image::Image;
 use std::ops::Range;
 use vit_preprocess::Filter;
@@ -43,11 +43,6 @@ impl ExactTaps {
         taps
     }
 
-    fn span(&self) -> Range<usize> {
-        let start = self.window.iter().map(|(start, _)| *start).min().unwrap_or(0);
-        start..self.window.iter().map(|(start, weights)| start + weights.len()).max().unwrap_or(start)
-    }
-
     /// The weights as integers of at most 15 bits, and their fractional bits.
     fn fixed(&self) -> (Vec<(usize, Vec<i32>)>, u32) {
         let fits = |bits: u32| ((0.5 + self.largest * f64::from(1 << bits)) as i64) < 1 << 15;
@@ -76,7 +71,7 @@ impl<T: Copy> PixelWindow<T> {
         taps: &[(usize, Vec<W>)],
         window: Range<usize>,
         down: bool,
-        sum: impl Fn(&mut dyn Iterator<Item = (&W, T)>) -> U,
+        sum: impl Fn(&[W], &dyn Fn(usize) -> T) -> U,
     ) -> PixelWindow<U> {
         let (columns, rows) = if down { (self.columns.clone(), window) } else { (window, self.rows.clone()) };
         let mut values = Vec::with_capacity(columns.len() * rows.len() * 3);
@@ -86,7 +81,7 @@ impl<T: Copy> PixelWindow<T> {
                 for channel in 0..3 {
                     let source =
                         |i: usize| if down { self.at(x, start + i, channel) } else { self.at(start + i, y, channel) };
-                    values.push(sum(&mut weights.iter().enumerate().map(|(i, weight)| (weight, source(i)))));
+                    values.push(sum(weights, &source));
                 }
             }
         }
@@ -94,7 +89,57 @@ impl<T: Copy> PixelWindow<T> {
     }
 }
 
-/// Resizes to `size` = (width, height) and returns the given columns and rows, without rounding.
+/// f32 weights of the outputs in `window`, of `length` outputs that cover `input` pixels: for each its first input and the
+/// weights from there on.
+fn float_taps(input: usize, length: usize, window: Range<usize>, filter: Filter) -> Vec<(usize, Vec<f32>)> {
+    let scale = input as f32 / length as f32;
+    let widen = scale.max(1.0);
+    let (support, inverse) = (support(filter) as f32 * widen, 1.0 / widen);
+    let tap = |output: usize| {
+        // PyTorch's 0.5 is a double.
+        let centre = (f64::from(scale) * (output as f64 + 0.5)) as f32;
+        let start = ((f64::from(centre - support) + 0.5) as usize).min(input.saturating_sub(1));
+        let end = ((f64::from(centre + support) + 0.5) as usize).clamp(start + 1, input.max(start + 1));
+        let distance = |x: usize| ((f64::from(x as f32 - centre) + 0.5) * f64::from(inverse)) as f32;
+        let mut weights: Vec<f32> = (start..end).map(|x| float_weight(filter, distance(x))).collect();
+        let sum: f32 = weights.iter().sum();
+        if sum != 0.0 {
+            weights.iter_mut().for_each(|weight| *weight /= sum);
+        }
+        (start, weights)
+    };
+    window.map(tap).collect()
+}
+
+/// The weight at distance `x` from the centre, with fused multiplications and additions.
+fn float_weight(filter: Filter, x: f32) -> f32 {
+    const A: f32 = -0.5;
+    let x = x.abs();
+    match filter {
+        Filter::Bilinear => (1.0 - x).max(0.0),
+        Filter::Bicubic if x < 1.0 => ((A + 2.0).mul_add(x, -(A + 3.0)) * x).mul_add(x, 1.0),
+        Filter::Bicubic if x < 2.0 => A.mul_add(x, -5.0 * A).mul_add(x, 8.0 * A).mul_add(x, -4.0 * A),
+        filter => weight(filter, f64::from(x)) as f32,
+    }
+}
+
+/// The weighted sum of an output: products are rounded in groups of four after the first, and fused with the addition in the
+/// rest, as the vectorised loop of PyTorch's binaries does.
+fn float_sum(weights: &[f32], value: &dyn Fn(usize) -> f32) -> f32 {
+    let grouped = (weights.len() - 1) / 4 * 4;
+    (1..weights.len()).fold(weights[0] * value(0), |sum, i| match i <= grouped {
+        true => sum + weights[i] * value(i),
+        false => weights[i].mul_add(value(i), sum),
+    })
+}
+
+/// The span of inputs that taps read.
+fn span<W>(taps: &[(usize, Vec<W>)]) -> Range<usize> {
+    let start = taps.iter().map(|(start, _)| *start).min().unwrap_or(0);
+    start..taps.iter().map(|(start, weights)| start + weights.len()).max().unwrap_or(start)
+}
+
+/// Resizes to `size` = (width, height) and returns the given columns and rows, as values from 0 to 1.
 pub(crate) fn resize_floats(
     image: &Image,
     size: (usize, usize),
@@ -103,17 +148,18 @@ pub(crate) fn resize_floats(
     filter: Filter,
 ) -> Vec<f32> {
     if filter == Filter::Nearest {
-        return resize_window(image, size, columns, rows, filter)
-            .pixels()
-            .iter()
-            .map(|&byte| f32::from(byte))
-            .collect();
+        return nearest(image, size, columns, rows).pixels().iter().map(|&byte| to_unit(byte)).collect();
     }
-    let (across, down) = taps(image, size, &columns, &rows, filter);
-    let sum = |terms: &mut dyn Iterator<Item = (&f64, f64)>| terms.map(|(weight, value)| weight * value).sum::<f64>();
-    let whole = window_of(image, across.span(), down.span(), f64::from);
-    let wide = whole.summed(&across.window, columns, false, sum);
-    wide.summed(&down.window, rows, true, sum).values.iter().map(|&value| value as f32).collect()
+    let across = float_taps(image.width(), size.0, columns.clone(), filter);
+    let down = float_taps(image.height(), size.1, rows.clone(), filter);
+    let whole = window_of(image, span(&across), span(&down), to_unit);
+    let wide = whole.summed(&across, columns, false, float_sum);
+    wide.summed(&down, rows, true, float_sum).values
+}
+
+/// A byte from 0 to 1.
+fn to_unit(byte: u8) -> f32 {
+    f32::from(byte) * (1.0 / 255.0)
 }
 
 /// As [`resize_floats`], to bytes.
@@ -124,37 +170,34 @@ pub(crate) fn resize_bytes(
     rows: Range<usize>,
     filter: Filter,
 ) -> Image {
+    if filter == Filter::Nearest {
+        return nearest(image, size, columns, rows);
+    }
     let (width, height) = (columns.len(), rows.len());
-    let filter = match filter {
-        Filter::Nearest => return resize_window(image, size, columns, rows, filter),
-        // torchvision has no Lanczos for tensors; transformers takes the cubic filter then.
-        Filter::Lanczos => Filter::Bicubic,
-        filter => filter,
-    };
-    let (across, down) = taps(image, size, &columns, &rows, filter);
-    let mut pixels = window_of(image, across.span(), down.span(), i32::from);
+    let across = ExactTaps::new(image.width(), size.0, columns.clone(), filter);
+    let down = ExactTaps::new(image.height(), size.1, rows.clone(), filter);
+    let mut pixels = window_of(image, span(&across.window), span(&down.window), i32::from);
     for (taps, window, vertical) in [(across, columns, false), (down, rows, true)] {
         let (taps, bits) = taps.fixed();
         let half = (1 << bits) >> 1;
-        pixels = pixels.summed(&taps, window, vertical, |terms| {
-            let sum = terms.fold(half, |sum, (weight, value)| sum + weight * value);
+        pixels = pixels.summed(&taps, window, vertical, |weights, value| {
+            let sum = weights.iter().enumerate().fold(half, |sum, (i, weight)| sum + weight * value(i));
             (sum >> bits).clamp(0, 255)
         });
     }
     Image::from_parts(width, height, pixels.values.iter().map(|&value| value as u8).collect())
 }
 
-fn taps(
-    image: &Image,
-    (width, height): (usize, usize),
-    columns: &Range<usize>,
-    rows: &Range<usize>,
-    filter: Filter,
-) -> (ExactTaps, ExactTaps) {
-    (
-        ExactTaps::new(image.width(), width, columns.clone(), filter),
-        ExactTaps::new(image.height(), height, rows.clone(), filter),
-    )
+/// The mode `nearest-exact`, by which transformers resamples.
+fn nearest(image: &Image, (width, height): (usize, usize), columns: Range<usize>, rows: Range<usize>) -> Image {
+    // The centre of an output between two inputs goes to the one or the other by f32's rounding, with a fused
+    // multiplication and subtraction.
+    let positions = |input: usize, length: usize, window: Range<usize>| -> Vec<Option<usize>> {
+        let scale = input as f32 / length as f32;
+        let under = |output: usize| scale.mul_add(output as f32 + 0.5, -0.5).max(0.0) + 0.5;
+        window.map(|output| Some((under(output) as usize).min(input - 1))).collect()
+    };
+    pick(image, &positions(image.width(), width, columns), &positions(image.height(), height, rows))
 }
 
 fn window_of<T>(image: &Image, columns: Range<usize>, rows: Range<usize>, convert: fn(u8) -> T) -> PixelWindow<T> {
@@ -177,15 +220,29 @@ mod tests {
         Image::from_rgb(width, height, (0..width * height * 3).map(value).collect()).unwrap()
     }
 
+    /// The inputs that torchvision 0.29.2 takes where a centre is between two of them.
+    #[test]
+    fn nearest_rounds_as_torchvision() {
+        let line = |width: usize| Image::from_rgb(width, 1, (0..width * 3).map(|i| (i / 3) as u8).collect()).unwrap();
+        for (input, length, output, expected) in
+            [(62, 279, 49, 11), (236, 243, 121, 118), (224, 268, 167, 140), (12, 246, 20, 1), (6, 249, 41, 1)]
+        {
+            let resized = resize_bytes(&line(input), (length, 1), 0..length, 0..1, Filter::Nearest);
+            assert_eq!(resized.row(0)[output * 3], expected, "{input} to {length}, output {output}");
+        }
+    }
+
     /// Sums of all bytes and the first bytes of the last two rows, by torchvision 0.29.2; floats of the last row.
     #[test]
     fn bytes_and_floats_are_those_of_torchvision() {
         use Filter::{Bicubic, Bilinear};
         for (from, to, filter, sum, bytes, floats) in [
-            ((13, 11), (5, 7), Bilinear, 13614, [138, 105, 130, 149, 127, 135], [0.6425099, 0.4755557, 0.5227714]),
-            ((13, 11), (5, 7), Bicubic, 13609, [139, 100, 128, 153, 131, 138], [0.6494808, 0.4800033, 0.538772]),
-            ((6, 9), (11, 8), Bilinear, 34102, [102, 155, 208, 129, 121, 174], [0.7935295, 0.1480392, 0.3558824]),
-            ((6, 9), (11, 8), Bicubic, 34085, [91, 168, 231, 129, 124, 187], [0.867389, 0.1014501, 0.3092932]),
+            ((13, 11), (5, 7), Bilinear, 13614, [138, 105, 130, 149, 127, 135], [0.6425099, 0.47555566, 0.52277136]),
+            ((13, 11), (5, 7), Bicubic, 13609, [139, 100, 128, 153, 131, 138], [0.6494808, 0.48000333, 0.538772]),
+            ((6, 9), (11, 8), Bilinear, 34102, [102, 155, 208, 129, 121, 174], [0.79352945, 0.14803922, 0.35588238]),
+            ((6, 9), (11, 8), Bicubic, 34085, [91, 168, 231, 129, 124, 187], [0.86738896, 0.10145006, 0.30929318]),
+            ((90, 70), (11, 8), Bilinear, 33748, [128, 125, 127, 130, 128, 126], [0.48950514, 0.5281614, 0.4694484]),
+            ((90, 70), (11, 8), Bicubic, 33753, [127, 124, 127, 130, 129, 125], [0.48667103, 0.53883505, 0.46475068]),
         ] {
             let image = image(from.0, from.1);
             let resized = resize_bytes(&image, to, 0..to.0, 0..to.1, filter);
@@ -196,7 +253,7 @@ mod tests {
             assert_eq!(part.row(0), &resized.row(2)[3..12]);
             let last = resize_floats(&image, to, 0..1, to.1 - 1..to.1, filter);
             for (found, expected) in last.iter().zip(floats) {
-                assert!((found / 255.0 - expected).abs() < 1e-6, "{filter} {from:?}: {found} {expected}");
+                assert_eq!(*found, expected, "{filter} {from:?}");
             }
         }
     }
