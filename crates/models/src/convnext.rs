@@ -10,8 +10,8 @@ use vit_graph::{Init, Shape, Tensor};
 
 use crate::architecture::Network;
 use crate::layers::{
-    Building, Conv, Forward, Padding, ResidualBlock, channels_last, head, layer_norm, layer_scale, linear_from,
-    pointwise, residual_stages, round_width, stages_contradiction,
+    Building, Conv, Forward, NetworkStrides, Padding, ResidualBlock, channels_last, head, layer_norm, layer_scale,
+    linear_from, pointwise, residual_stages, round_width, stages_contradiction,
 };
 use crate::network_fields;
 use crate::variant::Variant;
@@ -64,6 +64,8 @@ pub struct ConvNext {
     pub norm_before_pooling: bool,
     /// Width of the head's hidden layer with GELU; `None` for a linear head.
     pub head_hidden: Option<usize>,
+    /// The stride of the first stage: 2 after patches of 2 pixels in timm, otherwise 1.
+    pub first_stride: usize,
     /// The coarsest resolution; later stages are dilated instead.
     pub output_stride: usize,
     /// The MLP's activation.
@@ -95,6 +97,7 @@ impl Default for ConvNext {
             layer_scale: Some(1e-6),
             norm_before_pooling: false,
             head_hidden: None,
+            first_stride: 1,
             output_stride: 32,
             activation: Activation::Gelu,
             norm_epsilon: 1e-6,
@@ -107,8 +110,9 @@ impl Default for ConvNext {
 
 impl ConvNext {
     fn blocks(&self) -> Vec<Vec<ResidualBlock>> {
-        let stem_stride = if let ConvNextStem::Patches(side) = self.stem { side } else { 4 };
-        residual_stages(&self.depths, &self.widths, stem_stride, self.output_stride, self.drop_path)
+        let stem = if let ConvNextStem::Patches(side) = self.stem { side } else { 4 };
+        let strides = NetworkStrides { stem, first_stage: self.first_stride, output: self.output_stride };
+        residual_stages(&self.depths, &self.widths, strides, self.drop_path)
     }
 }
 
@@ -137,8 +141,14 @@ impl Network for ConvNext {
         if self.kernels.iter().any(|kernel| kernel.is_multiple_of(2) || *kernel > 63) {
             return Some(format!("filters of {:?} pixels; odd sizes up to 63 are possible", self.kernels));
         }
-        if ![8, 16, 32].contains(&self.output_stride) {
-            return Some(format!("an output stride of {} is not 8, 16 or 32", self.output_stride));
+        if self.output_stride < 8 || !self.output_stride.is_power_of_two() {
+            return Some(format!(
+                "an output stride of {} is not 8, 16, 32 or a larger power of two",
+                self.output_stride
+            ));
+        }
+        if ![1, 2].contains(&self.first_stride) {
+            return Some(format!("the stride of the first stage is {}, it must be 1 or 2", self.first_stride));
         }
         if self.norm_before_pooling && self.head_hidden.is_some() {
             return Some("a hidden layer in the head needs the norm after pooling".into());

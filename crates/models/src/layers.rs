@@ -19,7 +19,7 @@ pub use mlp::{Gate, Mlp, linear_parts, mlp};
 pub use norm::{NormKind, layer_norm, unit_length};
 pub use patches::refuses_patches;
 pub use relative::{PrefixBias, TABLE, offsets, relative_bias, relative_index, window_bias};
-pub use residual::{ResidualBlock, Stem, residual_stages, stages_contradiction};
+pub use residual::{NetworkStrides, ResidualBlock, Stem, residual_stages, stages_contradiction};
 
 use vit_graph::ops::{Activation, Constant};
 use vit_graph::{Init, Tensor};

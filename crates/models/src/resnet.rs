@@ -10,8 +10,8 @@ use vit_graph::ops::Activation;
 
 use crate::architecture::Network;
 use crate::layers::{
-    Building, Conv, Forward, Norm, ResidualBlock, Stem, average_down, channels_last, head, max_pool, residual_stages,
-    stages_contradiction,
+    Building, Conv, Forward, NetworkStrides, Norm, ResidualBlock, Stem, average_down, channels_last, head, max_pool,
+    residual_stages, stages_contradiction,
 };
 use crate::network_fields;
 use crate::variant::Variant;
@@ -181,7 +181,8 @@ impl Forward<'_, ResNet> {
     pub(crate) fn stages(&self, image: &Tensor) -> Tensor {
         let net = self.net;
         let mut x = self.stem(image);
-        let stages = residual_stages(&net.depths, &net.widths, net.stem.stride(), net.output_stride, net.drop_path);
+        let strides = NetworkStrides { stem: net.stem.stride(), first_stage: 1, output: net.output_stride };
+        let stages = residual_stages(&net.depths, &net.widths, strides, net.drop_path);
         for (stage, blocks) in stages.into_iter().enumerate() {
             for (index, block) in blocks.into_iter().enumerate() {
                 let _scope = x.scope(&format!("layer{}.{index}", stage + 1));

@@ -9,8 +9,8 @@ use vit_graph::{Init, Tensor};
 
 use crate::architecture::Network;
 use crate::layers::{
-    Building, Conv, Forward, Norm, Padding, ResidualBlock, Standardise, Stem, average_down, channels_last, max_pool,
-    pointwise, residual_stages, round_width, stages_contradiction,
+    Building, Conv, Forward, NetworkStrides, Norm, Padding, ResidualBlock, Standardise, Stem, average_down,
+    channels_last, max_pool, pointwise, residual_stages, round_width, stages_contradiction,
 };
 use crate::network_fields;
 use crate::variant::Variant;
@@ -208,7 +208,8 @@ impl Forward<'_, ResNetV2> {
         let net = self.net;
         // timm names the parameters of a stem without stages as if it were the whole model.
         let mut x = self.stem(image, if net.depths.is_empty() { "" } else { "stem" });
-        let stages = residual_stages(&net.depths, &net.widths, net.stem.stride(), net.output_stride, net.drop_path);
+        let strides = NetworkStrides { stem: net.stem.stride(), first_stage: 1, output: net.output_stride };
+        let stages = residual_stages(&net.depths, &net.widths, strides, net.drop_path);
         for (stage, blocks) in stages.into_iter().enumerate() {
             for (index, block) in blocks.into_iter().enumerate() {
                 let _scope = x.scope(&format!("stages.{stage}.blocks.{index}"));

@@ -44,6 +44,7 @@ impl Configured for ConvNext {
                 ));
             }
         };
+        self.first_stride = first_stride(self.stem);
         self.conv_bias = args.flag("conv_bias")?.unwrap_or(self.conv_bias);
         self.mlp_as_filters = args.flag("conv_mlp")?.unwrap_or(self.mlp_as_filters);
         self.response_norm = args.flag("use_grn")?.unwrap_or(self.response_norm);
@@ -74,10 +75,17 @@ impl Configured for ConvNext {
         args.remove("in_chans");
         args.remove("num_classes");
         let base = match self.depths.len() {
+            4 if self.first_stride != first_stride(self.stem) => {
+                Err("timm's ConvNeXt halves the resolution in its first stage after patches of 2 pixels".into())
+            }
+            4 if self.output_stride > 32 => Err("timm's ConvNeXt has an output stride of 32 at most".into()),
             4 => Ok(("convnext_tiny".into(), args)),
             stages => Err(format!("timm's ConvNeXt has 4 stages, not {stages}")),
         };
         let mut extra = Map::new();
+        if self.first_stride != first_stride(self.stem) {
+            extra.insert("first_stride".into(), json!(self.first_stride));
+        }
         if self.last_norm_epsilon != self.norm_epsilon {
             extra.insert("last_norm_epsilon".into(), json!(short(self.last_norm_epsilon)));
         }
@@ -85,6 +93,7 @@ impl Configured for ConvNext {
     }
 
     fn configure_extra(&mut self, extra: &Arguments) -> Result<(), String> {
+        self.first_stride = extra.count("first_stride")?.unwrap_or(self.first_stride);
         self.last_norm_epsilon = extra.number("last_norm_epsilon")?.map_or(self.last_norm_epsilon, |e| e as f32);
         extra.finish(&[])
     }
@@ -108,6 +117,11 @@ impl Configured for ConvNext {
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         vec![(CLASS, ConvNext::default(), Preprocess::imagenet())]
     }
+}
+
+/// The stride of timm's first stage.
+fn first_stride(stem: ConvNextStem) -> usize {
+    if stem == ConvNextStem::Patches(2) { 2 } else { 1 }
 }
 
 /// The constructor's arguments that make this model.

@@ -1,4 +1,5 @@
-//! `convnext` and `convnextv2`. The last norm has the configuration's epsilon, all others 1e-6.
+//! `convnext` and `convnextv2`. The last norm has the configuration's epsilon, all others 1e-6; the first stage keeps the
+//! resolution whatever the patch size, and no stage is dilated.
 
 use serde_json::{Map, Value, json};
 use vit_graph::ops::Activation;
@@ -25,6 +26,9 @@ const NAMES: &[(&str, &str)] = &[
     ("layernorm", "head.norm"),
     ("classifier", "head.fc"),
 ];
+
+/// Coarser than any image.
+const LARGEST_STRIDE: usize = 1 << 17;
 
 pub(super) const TYPE: ModelType = ModelType {
     name: "convnext",
@@ -90,6 +94,7 @@ fn net(args: &Arguments, task: Task) -> Result<ConvNext, String> {
         [high, wide] if high == wide => high,
         [high, wide] => return Err(format!("Hugging Face's option `patch_size` should be square, not {high}x{wide}")),
     };
+    let coarsest = depths.iter().skip(1).fold(patch, |stride, _| stride.saturating_mul(2));
     Ok(ConvNext {
         image_size: args.pair("image_size")?.unwrap_or(base.image_size),
         channels: args.count("num_channels")?.unwrap_or(3),
@@ -98,6 +103,8 @@ fn net(args: &Arguments, task: Task) -> Result<ConvNext, String> {
         depths,
         widths: args.counts("hidden_sizes")?.unwrap_or(base.widths),
         stem: ConvNextStem::Patches(patch),
+        first_stride: 1,
+        output_stride: coarsest.clamp(32, LARGEST_STRIDE).next_power_of_two(),
         activation: args.activation("hidden_act")?.unwrap_or(Activation::Gelu),
         last_norm_epsilon: args.number("layer_norm_eps")?.unwrap_or(1e-12) as f32,
         drop_path: args.rate("drop_path_rate")?.unwrap_or_default(),

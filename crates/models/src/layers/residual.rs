@@ -46,21 +46,31 @@ impl ResidualBlock {
     }
 }
 
-/// The blocks of each stage. Every stage halves the resolution, but not the first after a stem of stride 4; where it would
-/// become coarser than `output_stride`, convolutions are dilated instead.
+/// The strides of a residual network's stem and first stage, and the coarsest resolution of its maps. Every later stage halves
+/// the resolution; where it would become coarser, convolutions are dilated instead.
+#[derive(Debug, Clone, Copy)]
+pub struct NetworkStrides {
+    /// How many times coarser than the image the first stage's input is.
+    pub stem: usize,
+    /// The stride of the first stage.
+    pub first_stage: usize,
+    /// How many times coarser than the image the last map is at most.
+    pub output: usize,
+}
+
+/// The blocks of each stage.
 pub fn residual_stages(
     depths: &[usize],
     widths: &[usize],
-    stem_stride: usize,
-    output_stride: usize,
+    strides: NetworkStrides,
     drop_path: f32,
 ) -> Vec<Vec<ResidualBlock>> {
-    let (mut total_stride, mut dilation, mut previous_dilation, mut index) = (stem_stride, 1, 1, 0);
+    let (mut total_stride, mut dilation, mut previous_dilation, mut index) = (strides.stem, 1, 1, 0);
     let blocks: usize = depths.iter().sum();
     let mut stages = Vec::new();
     for (stage, (&depth, &width)) in depths.iter().zip(widths).enumerate() {
-        let mut stage_stride = if stage == 0 && stem_stride != 2 { 1 } else { 2 };
-        if total_stride >= output_stride {
+        let mut stage_stride = if stage == 0 { strides.first_stage } else { 2 };
+        if total_stride >= strides.output {
             dilation *= stage_stride;
             stage_stride = 1;
         }
