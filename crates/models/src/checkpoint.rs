@@ -20,7 +20,7 @@ use crate::guess::guess;
 use crate::hugging_face::{self, ModelType};
 use crate::labels;
 use crate::run::{files_of_model, model_of};
-use crate::vit::Vit;
+use crate::vit::{Vit, quick_gelu};
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Tensor, Weights, names};
 
@@ -384,7 +384,8 @@ fn guessed(
         return Ok((config, vec![line]));
     }
     let mut config = found.map_err(|what| ModelError::Config { path: source.into(), what })?;
-    let report = preprocessing_of_file(&mut config, scheme, source).into_iter().collect();
+    let mut report = quick_gelu::configure(&mut config, source);
+    report.extend(preprocessing_of_file(&mut config, scheme, source));
     Ok((config, report))
 }
 

@@ -15,6 +15,7 @@ mod network;
 mod parallel;
 mod pooling;
 mod positions;
+pub(crate) mod quick_gelu;
 mod relative;
 mod relpos;
 mod timm;
