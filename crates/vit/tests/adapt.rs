@@ -159,6 +159,53 @@ fn weights_that_do_not_match_are_listed() {
     assert!(!allowed.weights.tensors.contains_key("extra.thing"));
 }
 
+/// What is wrong with a recorded model whose arguments are changed.
+fn unmatched(case: &str, name: &str, changes: serde_json::Value) -> String {
+    let folder = copy(case, name);
+    let path = folder.join("config.json");
+    let mut config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    for (argument, value) in changes.as_object().unwrap() {
+        config["args"][argument] = value.clone();
+    }
+    std::fs::write(path, config.to_string()).unwrap();
+    Checkpoint::open(&folder, OpenOptions::default()).unwrap_err().to_string()
+}
+
+#[test]
+fn misfits_name_the_class_of_blocks_and_attention_and_the_stages_of_a_hybrid() {
+    let json = |text: &str| serde_json::from_str(text).unwrap();
+    for (case, name, changes, line) in [
+        (
+            "timm_parallel",
+            "misfit_block",
+            r#"{"block_fn": "Block"}"#,
+            "blocks.0.norm1.weight [48]: not in the weights (from `embed_dim` 48, `norm_layer` RmsNorm, `block_fn` Block)",
+        ),
+        (
+            "timm_parallel",
+            "misfit_branches",
+            r#"{"block_fn": "ParallelThingsBlock"}"#,
+            r#"blocks.0.attns.0.attn.proj.weight [48, 48]: not in the weights (from `embed_dim` 48, `block_fn` {"ParallelThingsBlock":{"num_parallel":2}})"#,
+        ),
+        (
+            "timm_vit",
+            "misfit_attention",
+            r#"{"attn_layer": "diff"}"#,
+            "blocks.0.attn.lambda_q1 [12]: not in the weights (from `embed_dim` 72, `num_heads` 3, `attn_layer` diff)",
+        ),
+        (
+            "timm_hybrid",
+            "misfit_stages",
+            r#"{"backbone": {"layers": [1, 1], "channels": [128, 512], "stem_chs": 32, "preact": false, "stem_type": "same",
+                "conv_layer": {"StdConv2dSame": {"eps": 1e-8}}, "norm_layer": {"GroupNormAct": {"num_groups": 32}}}}"#,
+            r#"patch_embed.backbone.stages.1.blocks.0.conv3.weight: [256, 64, 1, 1] in the weights, [512, 128, 1, 1] in the model (from `backbone` {"channels":[128,512],"layers":[1,1],"stem_chs":32,"stem_type":"same"})"#,
+        ),
+    ] {
+        let message = unmatched(case, name, json(changes));
+        assert!(message.contains(line), "{message}");
+    }
+}
+
 #[test]
 fn a_missing_head_is_an_error_unless_classes_are_asked_for() {
     let folder = copy("timm_vit", "headless");

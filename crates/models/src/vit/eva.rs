@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, RotaryPairs};
 
-use super::timm::{IGNORED, configure_encoder, pooling};
+use super::timm::{IGNORED, configure_encoder, pooling, width_ratio};
 use super::{
     BlockKind, CoordinateAugmentation, FinalNorm, Lineage, Pooling, Positions, PositionsOn, Qkv, QkvBias, RotaryAngles,
     RotaryPositions, Vit,
@@ -46,7 +46,7 @@ pub(super) fn configure(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     if vit.qkv.bias != QkvBias::None {
         vit.qkv.bias = with_bias;
     }
-    let old_ratio = mlp_ratio(vit);
+    let old_ratio = width_ratio(vit.mlp_dim, vit.dim);
     configure_encoder(vit, args, with_bias)?;
     vit.qkv.separate = args.flag("qkv_fused")?.map_or(vit.qkv.separate, |fused| !fused);
     configure_heads(vit, args)?;
@@ -65,7 +65,7 @@ pub(super) fn configure(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     if let Some(post) = args.flag("use_post_norm")? {
         vit.block = if post { BlockKind::PostNorm } else { BlockKind::PreNorm };
     }
-    configure_mlp(vit, args, old_ratio)?;
+    let unaligned = configure_mlp(vit, args, old_ratio)?;
     vit.registers = args.count("num_reg_tokens")?.unwrap_or(vit.registers);
     if let Some(embedded) = args.flag("use_abs_pos_emb")? {
         vit.positions = if embedded { Positions::Learned } else { Positions::None };
@@ -73,7 +73,7 @@ pub(super) fn configure(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     if let Some(patches) = args.flag("no_embed_class")? {
         vit.positions_on = if patches { PositionsOn::Patches } else { PositionsOn::AllTokens };
     }
-    configure_pooling(vit, args)?;
+    configure_pooling(vit, args, unaligned)?;
     let rotary = rotary(vit.rotary.unwrap_or(PLAIN), args)?;
     let has_rotary = args.flag("use_rot_pos_emb")?.unwrap_or(vit.rotary.is_some());
     vit.rotary = has_rotary.then_some(rotary);
@@ -95,8 +95,8 @@ fn configure_heads(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// A gate is packed into one projection unless the MLP has a norm or its width is aligned.
-fn configure_mlp(vit: &mut Vit, args: &Arguments, old_ratio: f64) -> Result<(), String> {
+/// A gate is packed into one projection unless the MLP has a norm or its width is aligned. Gives the width before alignment.
+fn configure_mlp(vit: &mut Vit, args: &Arguments, old_ratio: f64) -> Result<usize, String> {
     let gated = args.flag("swiglu_mlp")?.unwrap_or(vit.gate != Gate::None);
     let aligned = vit.gate == Gate::Separate && !vit.mlp_norm;
     let alignment = args.count("swiglu_align_to")?.unwrap_or(usize::from(aligned));
@@ -107,16 +107,15 @@ fn configure_mlp(vit: &mut Vit, args: &Arguments, old_ratio: f64) -> Result<(), 
         (true, false) => (Gate::Packed, Activation::Silu),
         (true, true) => (Gate::Separate, Activation::Silu),
     };
-    vit.mlp_dim = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
-    if vit.gate == Gate::Separate {
-        vit.mlp_dim = vit.mlp_dim.next_multiple_of(alignment.max(1));
-    }
-    Ok(())
+    let unaligned = (vit.dim as f64 * args.number("mlp_ratio")?.unwrap_or(old_ratio)) as usize;
+    let alignment = if vit.gate == Gate::Separate { alignment.max(1) } else { 1 };
+    vit.mlp_dim = unaligned.next_multiple_of(alignment);
+    Ok(unaligned)
 }
 
 /// The mean moves the norm after the pooling, unless an argument says otherwise; a named model that differs sets that
 /// argument itself.
-fn configure_pooling(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
+fn configure_pooling(vit: &mut Vit, args: &Arguments, unaligned: usize) -> Result<(), String> {
     let fixed = match (vit.pooling, vit.final_norm) {
         (_, FinalNorm::Absent) => [Some(false), Some(false)],
         (Pooling::Mean, FinalNorm::BeforePooling) => [Some(false), None],
@@ -152,21 +151,22 @@ fn configure_pooling(vit: &mut Vit, args: &Arguments) -> Result<(), String> {
     vit.pool_heads = args.count("attn_pool_num_heads")?.or(vit.pool_heads);
     let ratio = args.number("attn_pool_mlp_ratio")?;
     vit.pool_mlp_dim = ratio.map(|ratio| (vit.dim as f64 * ratio) as usize).or(vit.pool_mlp_dim);
+    // Its hidden layer has the blocks' ratio and no alignment.
+    if vit.pooling == Pooling::Map && unaligned != vit.mlp_dim {
+        vit.pool_mlp_dim.get_or_insert(unaligned);
+    }
     Ok(())
 }
 
 /// Options that this class does not have: they could not be written.
 pub(super) fn contradiction(vit: &Vit) -> Option<String> {
-    let activation = if vit.gate == Gate::None { Activation::Gelu } else { Activation::Silu };
     let aligned = vit.gate == Gate::Separate && !vit.mlp_norm;
     let (what, _) = [
         ("convolutional stages before the encoder", vit.backbone.is_some()),
         ("a norm on the patch embeddings", vit.patch_norm),
-        ("projections without biases", !vit.projection_bias),
         ("blocks with several branches", !matches!(vit.block, BlockKind::PreNorm | BlockKind::PostNorm)),
         ("relative positions", vit.relative_bias.is_some()),
         ("differential attention", vit.differential),
-        ("other activations than GELU, or SiLU of a gate", vit.activation != activation),
         (
             "separate gates without a norm in blocks with norms at their end",
             aligned && vit.block == BlockKind::PostNorm,
@@ -248,17 +248,11 @@ fn kind(angles: RotaryAngles) -> &'static str {
     }
 }
 
-/// The ratio of the hidden layer, rounded so that the width is the same again after the product is rounded down.
-fn mlp_ratio(vit: &Vit) -> f64 {
-    let ratio = vit.mlp_dim as f64 / vit.dim as f64;
-    if (vit.dim as f64 * ratio) as usize == vit.mlp_dim { ratio } else { ratio.next_up() }
-}
-
 /// The arguments without channels, classes and the norms' class, from those that all classes have.
 pub(super) fn arguments(vit: &Vit, mut args: Map<String, Value>) -> Map<String, Value> {
     args.remove("act_layer");
     let mut set = |name: &str, value: Value| args.insert(name.into(), value);
-    set("mlp_ratio", json!(mlp_ratio(vit)));
+    set("mlp_ratio", json!(width_ratio(vit.mlp_dim, vit.dim)));
     set("init_values", json!(vit.layer_scale.map(short)));
     set("attn_type", json!(if vit.qkv.bias == QkvBias::All { "rope" } else { "eva" }));
     set("qkv_fused", json!(!vit.qkv.separate));
@@ -299,7 +293,7 @@ pub(super) fn arguments(vit: &Vit, mut args: Map<String, Value>) -> Map<String, 
         set("attn_pool_num_heads", json!(heads));
     }
     if let Some(hidden) = vit.pool_mlp_dim {
-        set("attn_pool_mlp_ratio", json!(hidden as f64 / vit.dim as f64));
+        set("attn_pool_mlp_ratio", json!(width_ratio(hidden, vit.dim)));
     }
     if let Some(rotary) = vit.rotary {
         args.extend(rotary_arguments(rotary));

@@ -1,135 +1,221 @@
 //! Which options decide whether a parameter exists and what shape it has, for the messages about files that do not fit.
 
-use super::timm::pooling;
-use super::{BiasSharing, FinalNorm, Lineage, Positions, PositionsOn, QkvBias, RelativeBiasKind, Vit, relpos};
+use serde_json::Value;
+
+use super::timm::{block_class, pooling};
+use super::{
+    Backbone, BiasSharing, BlockKind, FinalNorm, Lineage, Positions, PositionsOn, QkvBias, RelativeBiasKind, Vit,
+    relpos,
+};
+use crate::architecture::Network;
 use crate::layers::{Gate, NormKind};
+
+/// An option of timm's constructor and its value.
+type NamedOption = (&'static str, String);
 
 /// The options behind a parameter with their values, by timm's names: ``"`embed_dim` 384, `num_heads` 6"``.
 pub(super) fn options(vit: &Vit, parameter: &str) -> Option<String> {
-    let eva = vit.lineage == Lineage::Eva;
-    let width = ("embed_dim", vit.dim.to_string());
-    let heads = ("num_heads", vit.heads.to_string());
-    let flag = |name, on: bool| (name, on.to_string());
-    let hidden = || {
-        let packed = if vit.gate == Gate::Packed { ", twice for the gate" } else { "" };
-        ("mlp_ratio", format!("for a hidden layer of {}{packed}", vit.mlp_dim))
-    };
-    let norms = || ("norm_layer", if vit.norm == NormKind::Rms { "RmsNorm".into() } else { "LayerNorm".into() });
-    let gate = || match (eva, vit.gate) {
-        (true, gate) => flag("swiglu_mlp", gate != Gate::None),
-        (false, Gate::None) => ("mlp_layer", "Mlp".into()),
-        (false, Gate::Packed) => ("mlp_layer", "SwiGLUPacked".into()),
-        (false, Gate::Separate) => ("mlp_layer", "SwiGLU".into()),
-    };
-    let scale = || ("init_values", vit.layer_scale.map_or("none".into(), |initial| format!("{initial:e}")));
-    let block = parameter.strip_prefix("blocks.").and_then(|rest| rest.split_once('.'));
-    let found = match (parameter, block) {
-        (_, Some((index, _))) if index.parse::<usize>().is_ok_and(|index| index >= vit.depth) => {
+    let found = match parameter.strip_prefix("blocks.").and_then(|rest| rest.split_once('.')) {
+        Some((index, _)) if index.parse::<usize>().is_ok_and(|index| index >= vit.depth) => {
             vec![("depth", vit.depth.to_string())]
         }
-        (_, Some((_, part))) => match part {
-            _ if part.starts_with("ls1.") || part.starts_with("ls2.") => vec![width, scale()],
-            _ if part.starts_with("norm") => vec![width, norms()],
-            _ if part.starts_with("attn.q_norm") || part.starts_with("attn.k_norm") => {
-                vec![width, heads, flag("qk_norm", vit.qk_norm)]
-            }
-            "attn.q_bias" | "attn.v_bias" | "attn.qkv.bias" => {
-                let mut options = vec![width, flag("qkv_bias", vit.qkv.bias != QkvBias::None)];
-                if eva {
-                    options.push(flag("qkv_fused", !vit.qkv.separate));
-                }
-                options
-            }
-            _ if part.starts_with("attn.q_proj") || part.starts_with("attn.qkv") => {
-                let mut options = vec![width];
-                if eva {
-                    options.push(flag("qkv_fused", !vit.qkv.separate));
-                }
-                options
-            }
-            _ if part.starts_with("attn.k_proj") || part.starts_with("attn.v_proj") => {
-                vec![width, heads, ("num_kv_heads", format!("{:?}", vit.key_value_heads))]
-            }
-            _ if part.starts_with("attn.norm") => {
-                vec![width, flag(if eva { "scale_attn_inner" } else { "scale_attn_norm" }, vit.attention_norm)]
-            }
-            _ if part.starts_with("attn.rel_pos.") => relative(vit),
-            _ if part.starts_with("attn.proj") => vec![width],
-            _ if part.starts_with("mlp.norm") => {
-                vec![hidden(), flag(if eva { "scale_mlp" } else { "scale_mlp_norm" }, vit.mlp_norm)]
-            }
-            _ if part.starts_with("mlp.fc1") => {
-                vec![width, hidden(), gate()]
-            }
-            _ if part.starts_with("mlp.") => vec![width, hidden()],
-            _ => return None,
-        },
-        ("pos_embed", _) => {
-            let learned = (if eva { "use_abs_pos_emb" } else { "pos_embed" }, vit.positions == Positions::Learned);
-            vec![
-                width,
-                ("img_size", size(vit.image_size)),
-                ("patch_size", size(vit.patch_size)),
-                flag("no_embed_class", vit.positions_on == PositionsOn::Patches),
-                ("class_token", format!("and registers: {} tokens", vit.prefix_tokens())),
-                flag(learned.0, learned.1),
-            ]
-        }
-        _ if parameter.starts_with("shared_rel_pos.") => relative(vit),
-        ("cls_token", _) => vec![width, flag("class_token", vit.class_token)],
-        ("reg_token", _) => {
-            vec![width, (if eva { "num_reg_tokens" } else { "reg_tokens" }, vit.registers.to_string())]
-        }
-        ("rope.freqs", _) => vec![
-            ("depth", vit.depth.to_string()),
-            heads,
-            width,
-            ("rope_type", vit.rotary.map_or("none".into(), |rotary| rotary.to_string())),
-        ],
-        _ if parameter.starts_with("patch_embed.proj.") => {
-            let [height, across] = vit.patch_size;
-            vec![width, ("in_chans", vit.channels.to_string()), ("patch_size", format!("{height}x{across}"))]
-        }
-        _ if parameter.starts_with("norm_pre.") => {
-            let name = if eva { "use_pre_transformer_norm" } else { "pre_norm" };
-            vec![width, flag(name, vit.pre_norm), norms()]
-        }
-        _ if parameter.starts_with("norm.") || parameter.starts_with("fc_norm.") => {
-            let name = if eva { "use_fc_norm" } else { "fc_norm" };
-            vec![width, flag(name, vit.final_norm == FinalNorm::AfterPooling), norms()]
-        }
-        _ if parameter.starts_with("attn_pool.") => vec![width, ("global_pool", pooling(vit).to_string())],
-        _ if parameter.starts_with("head.") => vec![width, ("num_classes", vit.classes.to_string())],
-        _ => return None,
+        Some((_, part)) => vit.options_in_block(part)?,
+        None => vit.options_around_blocks(parameter)?,
     };
     let options: Vec<String> = found.iter().map(|(name, value)| format!("`{name}` {value}")).collect();
     Some(options.join(", "))
 }
 
-fn size([height, width]: [usize; 2]) -> String {
-    format!("{height}x{width}")
+impl Vit {
+    /// The options behind a parameter of a block.
+    fn options_in_block(&self, part: &str) -> Option<Vec<NamedOption>> {
+        let starts = |prefix: &str| part.starts_with(prefix);
+        // Branches have a block's parts under their numbers.
+        for branches in ["attns.", "ffns."] {
+            if let Some((_, part)) = part.strip_prefix(branches).and_then(|rest| rest.split_once('.')) {
+                let mut options = self.options_of_layer(part)?;
+                options.push(self.block_option());
+                return Some(options);
+            }
+        }
+        // The projections of attention and MLP side by side.
+        if starts("in_") || starts("mlp_") || starts("attn_out_proj.") || starts("out_proj.") {
+            let biased = flag("qkv_bias", self.qkv.bias != QkvBias::None);
+            return Some(vec![self.width(), self.hidden(), biased, self.block_option()]);
+        }
+        let mut options = self.options_of_layer(part)?;
+        let norms = self.lineage == Lineage::VisionTransformer && starts("norm");
+        if norms || starts("ls.") || !matches!(self.block, BlockKind::PreNorm | BlockKind::PostNorm) {
+            options.push(self.block_option());
+        }
+        Some(options)
+    }
+
+    /// The options behind a parameter of a norm, an attention, an MLP or a layer scale.
+    fn options_of_layer(&self, part: &str) -> Option<Vec<NamedOption>> {
+        let eva = self.lineage == Lineage::Eva;
+        let starts = |prefix: &str| part.starts_with(prefix);
+        // Attention beside an MLP has no name.
+        let in_attention = part.strip_prefix("attn.").unwrap_or(part);
+        let fused = || eva.then(|| flag("qkv_fused", !self.qkv.separate));
+        Some(match part {
+            _ if starts("ls") => vec![self.width(), self.scale()],
+            _ if starts("norm") => vec![self.width(), self.norms()],
+            _ if in_attention.starts_with("q_norm.") || in_attention.starts_with("k_norm.") => {
+                vec![self.width(), self.heads(), flag("qk_norm", self.qk_norm)]
+            }
+            _ if in_attention.starts_with("lambda_") || in_attention.starts_with("sub_norm.") => {
+                let class = if self.differential { "diff" } else { "attn" };
+                vec![self.width(), self.heads(), ("attn_layer", class.into())]
+            }
+            "attn.q_bias" | "attn.v_bias" | "attn.qkv.bias" => {
+                let biased = flag("qkv_bias", self.qkv.bias != QkvBias::None);
+                [self.width(), biased].into_iter().chain(fused()).collect()
+            }
+            _ if starts("attn.q_proj.") || starts("attn.qkv.") => [self.width()].into_iter().chain(fused()).collect(),
+            _ if starts("attn.k_proj.") || starts("attn.v_proj.") => {
+                vec![self.width(), self.heads(), ("num_kv_heads", format!("{:?}", self.key_value_heads))]
+            }
+            _ if starts("attn.norm.") => {
+                let name = if eva { "scale_attn_inner" } else { "scale_attn_norm" };
+                vec![self.width(), flag(name, self.attention_norm)]
+            }
+            _ if starts("attn.rel_pos.") => self.relative(),
+            _ if starts("attn.proj.") => vec![self.width()],
+            _ if starts("mlp.norm.") => {
+                vec![self.hidden(), flag(if eva { "scale_mlp" } else { "scale_mlp_norm" }, self.mlp_norm)]
+            }
+            _ if starts("mlp.fc1") => vec![self.width(), self.hidden(), self.gate_option()],
+            _ if starts("mlp.") => vec![self.width(), self.hidden()],
+            _ => return None,
+        })
+    }
+
+    /// The options behind a parameter before or after the blocks.
+    fn options_around_blocks(&self, parameter: &str) -> Option<Vec<NamedOption>> {
+        let eva = self.lineage == Lineage::Eva;
+        let starts = |prefix: &str| parameter.starts_with(prefix);
+        Some(match parameter {
+            "pos_embed" => vec![
+                self.width(),
+                ("img_size", size(self.image_size)),
+                ("patch_size", size(self.patch_size)),
+                flag("no_embed_class", self.positions_on == PositionsOn::Patches),
+                ("class_token", format!("and registers: {} tokens", self.prefix_tokens())),
+                flag(if eva { "use_abs_pos_emb" } else { "pos_embed" }, self.positions == Positions::Learned),
+            ],
+            _ if starts("shared_rel_pos.") => self.relative(),
+            "cls_token" => vec![self.width(), flag("class_token", self.class_token)],
+            "reg_token" => {
+                vec![self.width(), (if eva { "num_reg_tokens" } else { "reg_tokens" }, self.registers.to_string())]
+            }
+            "rope.freqs" => vec![
+                ("depth", self.depth.to_string()),
+                self.heads(),
+                self.width(),
+                ("rope_type", self.rotary.map_or("none".into(), |rotary| rotary.to_string())),
+            ],
+            _ if starts("patch_embed.backbone.") => {
+                let channels = (parameter == self.first_filters()).then(|| ("in_chans", self.channels.to_string()));
+                channels.into_iter().chain([self.backbone_option()]).collect()
+            }
+            _ if starts("patch_embed.norm.") => vec![self.width(), flag("embed_norm_layer", self.patch_norm)],
+            _ if starts("patch_embed.proj.") => {
+                let patch = ("patch_size", size(self.patch_size));
+                match self.backbone {
+                    None => vec![self.width(), ("in_chans", self.channels.to_string()), patch],
+                    Some(_) => vec![self.width(), self.backbone_option(), patch],
+                }
+            }
+            _ if starts("norm_pre.") => {
+                let name = if eva { "use_pre_transformer_norm" } else { "pre_norm" };
+                vec![self.width(), flag(name, self.pre_norm), self.norms()]
+            }
+            _ if starts("norm.") || starts("fc_norm.") => {
+                let name = if eva { "use_fc_norm" } else { "fc_norm" };
+                vec![self.width(), flag(name, self.final_norm == FinalNorm::AfterPooling), self.norms()]
+            }
+            _ if starts("attn_pool.") => vec![self.width(), ("global_pool", pooling(self).to_string())],
+            _ if starts("head.") || starts("head_dist.") => {
+                vec![self.width(), ("num_classes", self.classes.to_string())]
+            }
+            _ => return None,
+        })
+    }
+
+    fn width(&self) -> NamedOption {
+        ("embed_dim", self.dim.to_string())
+    }
+
+    fn heads(&self) -> NamedOption {
+        ("num_heads", self.heads.to_string())
+    }
+
+    fn hidden(&self) -> NamedOption {
+        let packed = if self.gate == Gate::Packed { ", twice for the gate" } else { "" };
+        ("mlp_ratio", format!("for a hidden layer of {}{packed}", self.mlp_dim))
+    }
+
+    fn norms(&self) -> NamedOption {
+        ("norm_layer", if self.norm == NormKind::Rms { "RmsNorm".into() } else { "LayerNorm".into() })
+    }
+
+    fn scale(&self) -> NamedOption {
+        ("init_values", self.layer_scale.map_or("none".into(), |initial| format!("{initial:e}")))
+    }
+
+    fn gate_option(&self) -> NamedOption {
+        match (self.lineage, self.gate) {
+            (Lineage::Eva, gate) => flag("swiglu_mlp", gate != Gate::None),
+            (_, Gate::None) => ("mlp_layer", "Mlp".into()),
+            (_, Gate::Packed) => ("mlp_layer", "SwiGLUPacked".into()),
+            (_, Gate::Separate) => ("mlp_layer", "SwiGLU".into()),
+        }
+    }
+
+    fn block_option(&self) -> NamedOption {
+        let class = block_class(self);
+        ("block_fn", class.as_str().map_or_else(|| class.to_string(), str::to_string))
+    }
+
+    /// The convolutional stages, by the arguments that decide shapes.
+    fn backbone_option(&self) -> NamedOption {
+        const SHAPES: [&str; 6] = ["layers", "channels", "stem_chs", "stem_width", "stem_type", "block"];
+        let described = self.backbone.as_deref().map(Backbone::described).unwrap_or_default();
+        let shapes = described.into_iter().filter(|(name, value)| SHAPES.contains(&name.as_str()) && !value.is_null());
+        let shapes: serde_json::Map<String, Value> = shapes.collect();
+        ("backbone", if shapes.is_empty() { "none".into() } else { Value::Object(shapes).to_string() })
+    }
+
+    /// The options behind relative position biases.
+    fn relative(&self) -> Vec<NamedOption> {
+        let sharing = self.relative_bias.map(|bias| bias.sharing);
+        let own = matches!(sharing, Some(BiasSharing::PerBlock | BiasSharing::Both));
+        let shared = matches!(sharing, Some(BiasSharing::Shared | BiasSharing::Both));
+        let mut options = vec![self.heads()];
+        match self.relative_bias.map(|bias| bias.kind) {
+            Some(RelativeBiasKind::Continuous(network)) => {
+                options.extend([
+                    ("rel_pos_type", relpos::kind(network.form).to_string()),
+                    ("rel_pos_dim", network.hidden.to_string()),
+                ]);
+            }
+            _ => options.extend([("img_size", size(self.image_size)), ("patch_size", size(self.patch_size))]),
+        }
+        match self.lineage {
+            Lineage::Beit => {
+                options.extend([flag("use_rel_pos_bias", own), flag("use_shared_rel_pos_bias", shared)]);
+            }
+            _ => options.push(flag("shared_rel_pos", shared)),
+        }
+        options
+    }
 }
 
-/// The options behind relative position biases.
-fn relative(vit: &Vit) -> Vec<(&'static str, String)> {
-    let sharing = vit.relative_bias.map(|bias| bias.sharing);
-    let own = matches!(sharing, Some(BiasSharing::PerBlock | BiasSharing::Both));
-    let shared = matches!(sharing, Some(BiasSharing::Shared | BiasSharing::Both));
-    let mut options = vec![("num_heads", vit.heads.to_string())];
-    match vit.relative_bias.map(|bias| bias.kind) {
-        Some(RelativeBiasKind::Continuous(network)) => {
-            options.extend([
-                ("rel_pos_type", relpos::kind(network.form).to_string()),
-                ("rel_pos_dim", network.hidden.to_string()),
-            ]);
-        }
-        _ => options.extend([("img_size", size(vit.image_size)), ("patch_size", size(vit.patch_size))]),
-    }
-    match vit.lineage {
-        Lineage::Beit => {
-            options.extend([("use_rel_pos_bias", own.to_string()), ("use_shared_rel_pos_bias", shared.to_string())])
-        }
-        _ => options.push(("shared_rel_pos", shared.to_string())),
-    }
-    options
+fn flag(name: &'static str, on: bool) -> NamedOption {
+    (name, on.to_string())
+}
+
+fn size([height, width]: [usize; 2]) -> String {
+    format!("{height}x{width}")
 }

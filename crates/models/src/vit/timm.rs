@@ -133,6 +133,13 @@ impl Configured for Vit {
         if let (Some(rotary), Some(true)) = (&mut self.rotary, extra.flag("bf16_periods")?) {
             rotary.round_periods();
         }
+        self.activation = extra.activation("activation")?.unwrap_or(self.activation);
+        self.projection_bias = extra.flag("projection_bias")?.unwrap_or(self.projection_bias);
+        self.final_norm = match extra.text("final_norm")? {
+            None => self.final_norm,
+            Some("absent") => FinalNorm::Absent,
+            Some(other) => return Err(format!("`final_norm` should be absent, not {other}")),
+        };
         self.distillation_token = extra.flag("distillation_token")?.unwrap_or(self.distillation_token);
         self.distillation_head = extra.flag("distillation_head")?.unwrap_or(self.distillation_head);
         self.pooling = match extra.text("pooling")? {
@@ -301,12 +308,15 @@ fn arguments(vit: &Vit, base: &Vit) -> Map<String, Value> {
     args
 }
 
-/// The MLP's ratio, rounded so that the width is the same again after the product is rounded down. timm counts both halves
-/// of a packed gate.
+/// The MLP's ratio. timm counts both halves of a packed gate.
 fn mlp_ratio(vit: &Vit) -> f64 {
-    let hidden = if vit.gate == Gate::Packed { 2 * vit.mlp_dim } else { vit.mlp_dim };
-    let ratio = hidden as f64 / vit.dim as f64;
-    if (vit.dim as f64 * ratio) as usize == hidden { ratio } else { ratio.next_up() }
+    width_ratio(if vit.gate == Gate::Packed { 2 * vit.mlp_dim } else { vit.mlp_dim }, vit.dim)
+}
+
+/// `hidden / dim`, rounded so that the product with `dim`, rounded down, is `hidden` again.
+pub(super) fn width_ratio(hidden: usize, dim: usize) -> f64 {
+    let ratio = hidden as f64 / dim as f64;
+    if (dim as f64 * ratio) as usize == hidden { ratio } else { ratio.next_up() }
 }
 
 /// The width of the hidden layer for timm's ratio.
@@ -336,17 +346,22 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
         Gate::Packed => drop(set("mlp_layer", json!("SwiGLUPacked"))),
         Gate::Separate => drop(set("mlp_layer", json!("SwiGLU"))),
     }
-    match vit.block {
-        BlockKind::PreNorm => {}
-        BlockKind::PostNorm if vit.lineage == Lineage::RelPos => drop(set("block_fn", json!("ResPostRelPosBlock"))),
-        BlockKind::PostNorm => drop(set("block_fn", json!("ResPostBlock"))),
-        BlockKind::Parallel if vit.differential => drop(set("block_fn", json!("DiffParallelScalingBlock"))),
-        BlockKind::Parallel => drop(set("block_fn", json!("ParallelScalingBlock"))),
-        BlockKind::Branches(branches) => {
-            set("block_fn", json!({ "ParallelThingsBlock": { "num_parallel": branches } }));
-        }
+    if vit.block != BlockKind::PreNorm {
+        set("block_fn", block_class(vit));
     }
     args
+}
+
+/// The class of blocks.
+pub(super) fn block_class(vit: &Vit) -> Value {
+    let relpos = vit.lineage == Lineage::RelPos;
+    match vit.block {
+        BlockKind::PreNorm => json!(if relpos { "RelPosBlock" } else { "Block" }),
+        BlockKind::PostNorm => json!(if relpos { "ResPostRelPosBlock" } else { "ResPostBlock" }),
+        BlockKind::Parallel if vit.differential => json!("DiffParallelScalingBlock"),
+        BlockKind::Parallel => json!("ParallelScalingBlock"),
+        BlockKind::Branches(branches) => json!({ "ParallelThingsBlock": { "num_parallel": branches } }),
+    }
 }
 
 /// A norm by timm's class or short name.
@@ -484,6 +499,9 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     if matches!(vit.rotary.map(|r| r.angles), Some(RotaryAngles::Centred { bf16_periods: true, .. })) {
         extra.insert("bf16_periods".into(), json!(true));
     }
+    if vit.lineage != Lineage::VisionTransformer {
+        extra.extend(beyond_class(vit));
+    }
     if let Some(hidden) = vit.pre_logits {
         extra.insert("pre_logits".into(), json!(hidden));
     }
@@ -511,6 +529,22 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     }
     if let Some(positions) = positions {
         extra.insert("positions".into(), json!(positions));
+    }
+    extra
+}
+
+/// Settings of transformers' models that their class in timm has no arguments for.
+fn beyond_class(vit: &Vit) -> Map<String, Value> {
+    let mut extra = Map::new();
+    let activation = if vit.gate == Gate::None { Activation::Gelu } else { Activation::Silu };
+    if vit.activation != activation && vit.lineage != Lineage::RelPos {
+        extra.insert("activation".into(), json!(vit.activation.name()));
+    }
+    if !vit.projection_bias {
+        extra.insert("projection_bias".into(), json!(false));
+    }
+    if vit.final_norm == FinalNorm::Absent && vit.lineage == Lineage::Beit {
+        extra.insert("final_norm".into(), json!("absent"));
     }
     extra
 }
