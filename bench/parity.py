@@ -189,7 +189,9 @@ def swinv2(draw):
     args = {
         "img_size": size,
         "patch_size": 4,
-        "embed_dim": 8 * draw.randint(1, 3),
+        # Queries and keys are divided by their lengths: with 2 channels to a head, gradients of PyTorch itself differ by 3e-5
+        # between float32 and float64.
+        "embed_dim": 16 * draw.randint(1, 3),
         "depths": [draw.randint(1, 2) for _ in range(stages)],
         "num_heads": [draw.choice([1, 2, 4]) for _ in range(stages)],
         "window_size": window,

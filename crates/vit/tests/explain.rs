@@ -39,11 +39,14 @@ fn attends(architecture: &Architecture) -> bool {
     ["Vision Transformer", "Swin Transformer", "Swin Transformer V2", "CoAtNet"].contains(&architecture.kind())
 }
 
+/// Models with rotary positions.
+const ROTARY: [&str; 3] = ["timm_eva02", "timm_dinov3", "timm_rope_mixed"];
+
 const ATTENTION: Method = Method::Attention { layer: None, head: None };
 
 #[test]
 fn every_model_can_be_explained_by_every_method_that_suits_it() {
-    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]) {
+    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]).chain(ROTARY) {
         let checkpoint = open(case);
         let architecture = &checkpoint.config.architecture;
         let inputs = inputs(case, &checkpoint);
@@ -253,7 +256,7 @@ fn what_cannot_be_shown_is_said_with_a_way_out() {
 #[test]
 fn every_model_can_be_inspected_with_and_without_images() {
     let device = vit::DeviceOptions::new().device(vit::DeviceChoice::Cpu).threads(1).open().unwrap();
-    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]) {
+    for case in CASES.into_iter().chain(FAMILY).chain(["timm_swinv2"]).chain(ROTARY) {
         let checkpoint = open(case);
         let inputs = inputs(case, &checkpoint);
         let [height, width] = checkpoint.config.architecture.image_size();
@@ -271,6 +274,7 @@ fn every_model_can_be_inspected_with_and_without_images() {
             assert_eq!(names.contains(&"attention_distance"), attends && images > 0, "{case}: {names:?}");
             let relative = ["timm_beit", "timm_relpos", "timm_swin", "timm_swinv2", "timm_coatnet", "timm_coatnet_rw"];
             assert_eq!(names.contains(&"relative"), relative.contains(&case), "{case}: {names:?}");
+            assert_eq!(names.contains(&"rotary"), ROTARY.contains(&case), "{case}: {names:?}");
             for figure in &inspection.figures {
                 figure.scene.assert_readable();
             }

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use vit::{Model, ModelOptions};
+use vit_models::config::{self, Config};
 use vit_models::weights::{Weights, safetensors};
 use vit_models::{Checkpoint, OpenOptions};
 
@@ -62,6 +63,18 @@ pub fn open(case: &str) -> Checkpoint {
 /// Its recorded arrays.
 pub fn recorded(case: &str) -> Weights {
     safetensors::read(&fixture(case).join("io.safetensors")).unwrap()
+}
+
+/// Refuses a configuration that is another one after it is written and read.
+pub fn survives_writing(config: &Config) -> Result<(), String> {
+    let read = config::parse(&config::timm_config(config), None).map_err(|what| format!("as written: {what}"))?;
+    if read.architecture != config.architecture {
+        return Err(format!("written and read it is {:?} instead of {:?}", read.architecture, config.architecture));
+    }
+    if read.preprocessing != config.preprocessing {
+        return Err(format!("written and read, images are prepared as {:?}", read.preprocessing));
+    }
+    Ok(())
 }
 
 /// An empty folder for one test.
