@@ -41,7 +41,7 @@ impl Vit {
         // The projections of attention and MLP side by side.
         if starts("in_") || starts("mlp_") || starts("attn_out_proj.") || starts("out_proj.") {
             let biased = flag("qkv_bias", self.qkv.bias != QkvBias::None);
-            return Some(vec![self.width(), self.hidden(), biased, self.block_option()]);
+            return Some(vec![self.width_option(), self.hidden_option(), biased, self.block_option()]);
         }
         let mut options = self.options_of_layer(part)?;
         let norms = self.lineage == Lineage::VisionTransformer && starts("norm");
@@ -59,34 +59,36 @@ impl Vit {
         let in_attention = part.strip_prefix("attn.").unwrap_or(part);
         let fused = || eva.then(|| flag("qkv_fused", !self.qkv.separate));
         Some(match part {
-            _ if starts("ls") => vec![self.width(), self.scale()],
-            _ if starts("norm") => vec![self.width(), self.norms()],
+            _ if starts("ls") => vec![self.width_option(), self.scale_option()],
+            _ if starts("norm") => vec![self.width_option(), self.norm_option()],
             _ if in_attention.starts_with("q_norm.") || in_attention.starts_with("k_norm.") => {
-                vec![self.width(), self.heads(), flag("qk_norm", self.qk_norm)]
+                vec![self.width_option(), self.heads_option(), flag("qk_norm", self.qk_norm)]
             }
             _ if in_attention.starts_with("lambda_") || in_attention.starts_with("sub_norm.") => {
                 let class = if self.differential { "diff" } else { "attn" };
-                vec![self.width(), self.heads(), ("attn_layer", class.into())]
+                vec![self.width_option(), self.heads_option(), ("attn_layer", class.into())]
             }
             "attn.q_bias" | "attn.v_bias" | "attn.qkv.bias" => {
                 let biased = flag("qkv_bias", self.qkv.bias != QkvBias::None);
-                [self.width(), biased].into_iter().chain(fused()).collect()
+                [self.width_option(), biased].into_iter().chain(fused()).collect()
             }
-            _ if starts("attn.q_proj.") || starts("attn.qkv.") => [self.width()].into_iter().chain(fused()).collect(),
+            _ if starts("attn.q_proj.") || starts("attn.qkv.") => {
+                [self.width_option()].into_iter().chain(fused()).collect()
+            }
             _ if starts("attn.k_proj.") || starts("attn.v_proj.") => {
-                vec![self.width(), self.heads(), ("num_kv_heads", format!("{:?}", self.key_value_heads))]
+                vec![self.width_option(), self.heads_option(), ("num_kv_heads", format!("{:?}", self.key_value_heads))]
             }
             _ if starts("attn.norm.") => {
                 let name = if eva { "scale_attn_inner" } else { "scale_attn_norm" };
-                vec![self.width(), flag(name, self.attention_norm)]
+                vec![self.width_option(), flag(name, self.attention_norm)]
             }
-            _ if starts("attn.rel_pos.") => self.relative(),
-            _ if starts("attn.proj.") => vec![self.width()],
+            _ if starts("attn.rel_pos.") => self.relative_options(),
+            _ if starts("attn.proj.") => vec![self.width_option()],
             _ if starts("mlp.norm.") => {
-                vec![self.hidden(), flag(if eva { "scale_mlp" } else { "scale_mlp_norm" }, self.mlp_norm)]
+                vec![self.hidden_option(), flag(if eva { "scale_mlp" } else { "scale_mlp_norm" }, self.mlp_norm)]
             }
-            _ if starts("mlp.fc1") => vec![self.width(), self.hidden(), self.gate_option()],
-            _ if starts("mlp.") => vec![self.width(), self.hidden()],
+            _ if starts("mlp.fc1") => vec![self.width_option(), self.hidden_option(), self.gate_option()],
+            _ if starts("mlp.") => vec![self.width_option(), self.hidden_option()],
             _ => return None,
         })
     }
@@ -97,70 +99,73 @@ impl Vit {
         let starts = |prefix: &str| parameter.starts_with(prefix);
         Some(match parameter {
             "pos_embed" => vec![
-                self.width(),
+                self.width_option(),
                 ("img_size", size(self.image_size)),
                 ("patch_size", size(self.patch_size)),
                 flag("no_embed_class", self.positions_on == PositionsOn::Patches),
                 ("class_token", format!("and registers: {} tokens", self.prefix_tokens())),
                 flag(if eva { "use_abs_pos_emb" } else { "pos_embed" }, self.positions == Positions::Learned),
             ],
-            _ if starts("shared_rel_pos.") => self.relative(),
-            "cls_token" => vec![self.width(), flag("class_token", self.class_token)],
+            _ if starts("shared_rel_pos.") => self.relative_options(),
+            "cls_token" => vec![self.width_option(), flag("class_token", self.class_token)],
             "reg_token" => {
-                vec![self.width(), (if eva { "num_reg_tokens" } else { "reg_tokens" }, self.registers.to_string())]
+                vec![
+                    self.width_option(),
+                    (if eva { "num_reg_tokens" } else { "reg_tokens" }, self.registers.to_string()),
+                ]
             }
             "rope.freqs" => vec![
                 ("depth", self.depth.to_string()),
-                self.heads(),
-                self.width(),
+                self.heads_option(),
+                self.width_option(),
                 ("rope_type", self.rotary.map_or("none".into(), |rotary| rotary.to_string())),
             ],
             _ if starts("patch_embed.backbone.") => {
                 let channels = (parameter == self.first_filters()).then(|| ("in_chans", self.channels.to_string()));
                 channels.into_iter().chain([self.backbone_option()]).collect()
             }
-            _ if starts("patch_embed.norm.") => vec![self.width(), flag("embed_norm_layer", self.patch_norm)],
+            _ if starts("patch_embed.norm.") => vec![self.width_option(), flag("embed_norm_layer", self.patch_norm)],
             _ if starts("patch_embed.proj.") => {
                 let patch = ("patch_size", size(self.patch_size));
                 match self.backbone {
-                    None => vec![self.width(), ("in_chans", self.channels.to_string()), patch],
-                    Some(_) => vec![self.width(), self.backbone_option(), patch],
+                    None => vec![self.width_option(), ("in_chans", self.channels.to_string()), patch],
+                    Some(_) => vec![self.width_option(), self.backbone_option(), patch],
                 }
             }
             _ if starts("norm_pre.") => {
                 let name = if eva { "use_pre_transformer_norm" } else { "pre_norm" };
-                vec![self.width(), flag(name, self.pre_norm), self.norms()]
+                vec![self.width_option(), flag(name, self.pre_norm), self.norm_option()]
             }
             _ if starts("norm.") || starts("fc_norm.") => {
                 let name = if eva { "use_fc_norm" } else { "fc_norm" };
-                vec![self.width(), flag(name, self.final_norm == FinalNorm::AfterPooling), self.norms()]
+                vec![self.width_option(), flag(name, self.final_norm == FinalNorm::AfterPooling), self.norm_option()]
             }
-            _ if starts("attn_pool.") => vec![self.width(), ("global_pool", pooling(self).to_string())],
+            _ if starts("attn_pool.") => vec![self.width_option(), ("global_pool", pooling(self).to_string())],
             _ if starts("head.") || starts("head_dist.") => {
-                vec![self.width(), ("num_classes", self.classes.to_string())]
+                vec![self.width_option(), ("num_classes", self.classes.to_string())]
             }
             _ => return None,
         })
     }
 
-    fn width(&self) -> NamedOption {
+    fn width_option(&self) -> NamedOption {
         ("embed_dim", self.dim.to_string())
     }
 
-    fn heads(&self) -> NamedOption {
+    fn heads_option(&self) -> NamedOption {
         ("num_heads", self.heads.to_string())
     }
 
-    fn hidden(&self) -> NamedOption {
+    fn hidden_option(&self) -> NamedOption {
         let packed = if self.gate == Gate::Packed { ", twice for the gate" } else { "" };
         ("mlp_ratio", format!("for a hidden layer of {}{packed}", self.mlp_dim))
     }
 
-    fn norms(&self) -> NamedOption {
+    fn norm_option(&self) -> NamedOption {
         ("norm_layer", if self.norm == NormKind::Rms { "RmsNorm".into() } else { "LayerNorm".into() })
     }
 
-    fn scale(&self) -> NamedOption {
+    fn scale_option(&self) -> NamedOption {
         ("init_values", self.layer_scale.map_or("none".into(), |initial| format!("{initial:e}")))
     }
 
@@ -188,11 +193,11 @@ impl Vit {
     }
 
     /// The options behind relative position biases.
-    fn relative(&self) -> Vec<NamedOption> {
+    fn relative_options(&self) -> Vec<NamedOption> {
         let sharing = self.relative_bias.map(|bias| bias.sharing);
         let own = matches!(sharing, Some(BiasSharing::PerBlock | BiasSharing::Both));
         let shared = matches!(sharing, Some(BiasSharing::Shared | BiasSharing::Both));
-        let mut options = vec![self.heads()];
+        let mut options = vec![self.heads_option()];
         match self.relative_bias.map(|bias| bias.kind) {
             Some(RelativeBiasKind::Continuous(network)) => {
                 options.extend([
