@@ -184,7 +184,7 @@ pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let x = call.extents;
     if x.score_rows() == 0 {
         // Gradients of keys, values and a bias are sums over no queries.
-        for d in e.outputs.iter().filter(|d| d.is_used() && d.shape.elements() > 0) {
+        for d in e.outputs.iter().filter(|d| d.is_written() && d.shape.elements() > 0) {
             e.requests.push(Request::Clear { to: d.address, bytes: d.shape.elements() * d.storage.bytes() });
         }
         return Ok(());
