@@ -276,7 +276,7 @@ mod tests {
     use vit_graph::{DType, Graph, Type};
 
     use crate::Precision;
-    use crate::plan::prepare::{Prepared, Profile};
+    use crate::plan::prepare::{LoweringTarget, Prepared};
     use crate::run::launch::Request;
 
     #[test]
@@ -293,8 +293,8 @@ mod tests {
         for (name, d) in ["dk", "dv"].into_iter().zip(gradients(&mut graph, loss, &[k, v]).unwrap()) {
             graph.set_output(name, d).unwrap();
         }
-        let profile = Profile { precision: Precision::F32, multiprocessors: 132, hopper: false };
-        let prepared = Prepared::new(graph, profile).unwrap();
+        let target = LoweringTarget { precision: Precision::F32, multiprocessors: 132, hopper: false };
+        let prepared = Prepared::new(graph, target).unwrap();
         let emitters = (0..prepared.graph.nodes().len()).filter_map(|id| prepared.emit(id, None).unwrap());
         let requests: Vec<Request> = emitters.flat_map(|emitter| emitter.requests).collect();
         let cleared = requests.iter().filter(|r| matches!(r, Request::Clear { bytes, .. } if *bytes == 2 * 3 * 8 * 4));

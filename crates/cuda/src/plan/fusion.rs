@@ -308,8 +308,8 @@ mod tests {
         for (name, gradient) in ["dw", "db"].into_iter().zip(gradients(&mut graph, loss, &[w, b]).unwrap()) {
             graph.set_output(name, gradient).unwrap();
         }
-        let profile = Profile { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
-        let prepared = Prepared::new(graph, profile).unwrap();
+        let target = LoweringTarget { precision: Precision::Bf16, multiprocessors: 132, hopper: true };
+        let prepared = Prepared::new(graph, target).unwrap();
         let leaders: Vec<usize> = prepared.groups.by_leader.keys().copied().collect();
         assert!(!leaders.is_empty());
         for leader in leaders {
