@@ -153,9 +153,9 @@ impl Checkpoint {
             weights::read(&source)?
         };
         let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
-        let open_clip = match open_clip {
-            None if described.is_none() && open_clip::recognises(&raw) => open_clip::guess(&raw),
-            read => read,
+        let (open_clip, guess_report) = match open_clip {
+            None if described.is_none() && open_clip::recognises(&raw) => open_clip::guess(&raw, &source).unzip(),
+            read => (read, None),
         };
         let both_towers =
             open_clip.and_then(|config| Some((config.architecture.downcast_ref::<Clip>()?.clone(), config)));
@@ -163,7 +163,8 @@ impl Checkpoint {
             (Some((clip, config)), _) => {
                 let mut weights = open_clip::to_canonical(raw, &clip)?;
                 let scheme = Scheme::Timm;
-                let report = adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?;
+                let mut report = guess_report.unwrap_or_default();
+                report.extend(adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?);
                 Ok((config, weights, scheme, report))
             }
             (_, Some(Described { config, kind: Some(kind), json })) if kind.recognises(&raw, &config.architecture) => {

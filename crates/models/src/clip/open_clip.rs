@@ -1,5 +1,7 @@
 //! OpenCLIP's folders: `open_clip_config.json`, and weights under its names, which are those of OpenAI's CLIP.
 
+use std::path::Path;
+
 use serde_json::{Map, Value};
 use vit_graph::ops::Activation;
 
@@ -7,7 +9,7 @@ use super::{Clip, Pairing, TextPooling, TextTower, variants};
 use crate::config::{Arguments, Config};
 use crate::problem_type::ProblemType;
 use crate::variant::variant;
-use crate::vit::{Embedding, FinalNorm, Pooling, Vit};
+use crate::vit::{Embedding, FinalNorm, Pooling, Vit, quick_gelu};
 use crate::weights::names::original::{CLIP, replaced, transposed};
 use crate::weights::names::timm;
 use crate::weights::{Weights, WeightsError};
@@ -224,8 +226,9 @@ pub(crate) fn recognises(weights: &Weights) -> bool {
 }
 
 /// The configuration of OpenAI's and OpenCLIP's weights without one, as OpenAI's `build_model` guesses it: heads have a width
-/// of 64. OpenAI's files also hold the tensor `input_resolution`, and their activation is the quick GELU.
-pub(crate) fn guess(weights: &Weights) -> Option<Config> {
+/// of 64. OpenAI's files also hold the tensor `input_resolution`, and their activation is the quick GELU. With it the lines to
+/// report.
+pub(crate) fn guess(weights: &Weights, source: &Path) -> Option<(Config, Vec<String>)> {
     let names: Vec<&str> = weights.tensors.keys().map(|name| name.strip_prefix("module.").unwrap_or(name)).collect();
     let shape = |name: &str| {
         let found = weights.tensors.get(name).or_else(|| weights.tensors.get(&format!("module.{name}")));
@@ -243,7 +246,16 @@ pub(crate) fn guess(weights: &Weights) -> Option<Config> {
     let mlp = |name: &str| shape(name)?.first().copied();
     let usual = variants::base_32();
     let quick = names.contains(&"input_resolution");
-    let activation = if quick { Activation::QuickGelu } else { Activation::Gelu };
+    let (activation, report) = match quick {
+        true => (Activation::QuickGelu, Vec::new()),
+        false => {
+            let (activation, mut line) = quick_gelu::by_name(source);
+            if activation == Activation::Gelu {
+                line += &format!("; `quick_gelu` in the folder's {CONFIG} chooses the other");
+            }
+            (activation, vec![line])
+        }
+    };
     let clip = Clip {
         image: Vit {
             image_size: [tokens.saturating_sub(1).isqrt() * patch; 2],
@@ -271,13 +283,14 @@ pub(crate) fn guess(weights: &Weights) -> Option<Config> {
         pairing: if names.contains(&"logit_bias") { Pairing::Sigmoid } else { Pairing::Softmax },
     };
     let preprocessing = Preprocess { image_size: clip.image.image_size, ..variants::preprocess() };
-    Some(Config {
+    let config = Config {
         name: None,
         architecture: clip.into(),
         preprocessing,
         labels: Vec::new(),
         problem_type: ProblemType::default(),
-    })
+    };
+    Some((config, report))
 }
 
 /// Canonical weights of a file under OpenCLIP's names.
@@ -368,7 +381,7 @@ mod tests {
             weights.insert(name, Tensor::new(shape, data).unwrap()).unwrap();
         }
         assert!(recognises(&weights));
-        let config = guess(&weights).unwrap();
+        let (config, _) = guess(&weights, Path::new("ViT-B-32.pt")).unwrap();
         let clip: &Clip = config.architecture.downcast_ref().unwrap();
         assert_eq!((clip.image.depth, clip.image.heads, clip.image.image_size), (3, 2, [32, 32]));
         assert_eq!((clip.text.depth, clip.text.heads, clip.text.context, clip.text.embed_dim), (1, 1, 12, 32));
