@@ -5,14 +5,16 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use vit::{DeviceOptions, config_of};
+use vit::{DeviceOptions, Precision, config_of};
 use vit_graph::cost::Cost;
 use vit_models::{Config, Mode, ProblemType};
+use vit_train::ShardedState;
 
 use crate::checkpoints::{ArchitectureArgument, folder_of_config};
 use crate::hints::unsuitable_size;
 use crate::images::parse_size;
 use crate::table::{Align, Table, bytes, short, thousands};
+use crate::train::ShardChoice;
 use crate::{Outcome, memory};
 
 /// Show parameters, FLOPs and memory of a model
@@ -22,19 +24,27 @@ Examples:
   vit info vit_base_patch16_224
   vit info B/16 --batch 8 --layers
   vit info B/16 --batch 64 --train
+  vit info H/14 --batch 256 --gpus 8 --shard all
   vit info cifar10 --json")]
 pub struct Arguments {
     #[command(flatten)]
     model: ArchitectureArgument,
-    /// Images in one run, for the memory
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65536))]
-    batch: u32,
+    /// Images in one run, for the memory [default: 1, or one for each of the GPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch: Option<u32>,
     /// Another image size: N, or HEIGHTxWIDTH
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     image_size: Option<[usize; 2]>,
     /// Show the memory for training with this batch, with the recipe of `vit train`
     #[arg(long)]
     train: bool,
+    /// Show the memory of each GPU for training on N of them (H100 or H200, bf16),
+    /// which share the batch
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    gpus: Option<u32>,
+    /// With --gpus: the state that they divide among them
+    #[arg(long, value_name = "STATE", requires = "gpus")]
+    shard: Option<ShardChoice>,
     /// Show every layer
     #[arg(long)]
     layers: bool,
@@ -50,13 +60,18 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         config.architecture.set_image_size(size);
         config.preprocessing.image_size = size;
     }
-    let batch = arguments.batch as usize;
+    let gpus = arguments.gpus.map(|gpus| gpus as usize);
+    let batch = arguments.batch.map_or(gpus.unwrap_or(1), |batch| batch as usize);
     let cost = Cost::of(&config.architecture.build(1, Mode::Inference).map_err(unsuitable_size)?);
     let device = DeviceOptions::new().open()?;
     let inference = device.plan(&config.architecture.build(batch, Mode::Inference)?)?;
-    let training = match arguments.train {
-        true => Some(memory::of_training(&config, batch, device.as_ref())?),
-        false => None,
+    let training = match gpus {
+        Some(gpus) => {
+            let sharded = arguments.shard.map_or(ShardedState::None, ShardedState::from);
+            Some(memory::of_training_on_gpus(&config, batch, gpus, sharded, Precision::Bf16)?)
+        }
+        None if arguments.train => Some(memory::of_training(&config, batch, device.as_ref())?),
+        None => None,
     };
     let [height, width] = config.architecture.image_size();
     let mut out = std::io::stdout().lock();
@@ -109,7 +124,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         writeln!(out, "{name:<18}{value}")?;
     }
     if let Some(training) = &training {
-        writeln!(out, "\ntraining with a batch of {batch}")?;
+        let on = gpus.map_or(String::new(), |gpus| format!(" on {gpus} GPUs, for each of them"));
+        writeln!(out, "\ntraining with a batch of {batch}{on}")?;
         memory::lines(training, device.free_memory()).iter().try_for_each(|line| writeln!(out, "{line}"))?;
     }
     if arguments.layers {

@@ -12,8 +12,8 @@ use vit_graph::device::Device;
 use vit_models::Config;
 use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{
-    Alternatives, ImageSizes, MemoryBaseline, MemoryPhase, Processes, Recipe, RunDisk, RunMemory, Setup, Shortage,
-    TrainError, TrainerOptions, Workload, free_disk,
+    Alternatives, ImageSizes, MemoryBaseline, MemoryPhase, Processes, Recipe, RunDisk, RunMemory, Setup, ShardedState,
+    Shortage, TrainError, TrainerOptions, Workload, free_disk,
 };
 
 use crate::{table, terminal};
@@ -150,11 +150,20 @@ pub fn of_training(config: &Config, batch: usize, device: &dyn Device) -> anyhow
     Ok(RunMemory::new(&default_training(config, batch)?, &plan, before(device.free_memory()))?)
 }
 
-/// The same on an H100 or H200, planned without one.
-pub fn of_training_without_gpu(config: &Config, batch: usize, precision: Precision) -> anyhow::Result<RunMemory> {
+/// The same of one of several H100 or H200, planned without them. The batch is that of all of them.
+pub fn of_training_on_gpus(
+    config: &Config,
+    batch: usize,
+    gpus: usize,
+    sharded: ShardedState,
+    precision: Precision,
+) -> anyhow::Result<RunMemory> {
     let plan = |graph: &Graph| vit_cuda::plan_without_gpu(graph, precision);
     let before = MemoryBaseline { own_memory: true, ..before(None) };
-    Ok(RunMemory::new(&default_training(config, batch)?, &plan, before)?)
+    let mut workload = default_training(config, batch)?;
+    workload.recipe.parts = gpus;
+    workload.options = TrainerOptions { processes: Processes::planned(gpus), sharded, ..workload.options };
+    Ok(RunMemory::new(&workload, &plan, before)?)
 }
 
 fn default_training(config: &Config, batch: usize) -> anyhow::Result<Workload> {
@@ -171,6 +180,7 @@ fn default_training(config: &Config, batch: usize) -> anyhow::Result<Workload> {
         save_every: Duration::MAX,
         recompute: false,
         processes: Processes::default(),
+        sharded: ShardedState::None,
     };
     Ok(Workload { config, recipe, options, images: ImageSizes::default(), validation: batch, held: 0 })
 }

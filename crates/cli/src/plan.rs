@@ -9,9 +9,9 @@ use clap::Args;
 use serde_json::json;
 use vit::{Precision, config_of};
 use vit_models::{Config, Mode};
-use vit_train::Clock;
 use vit_train::plots::{ClusterLine, cluster};
 use vit_train::scaling::{ClusterPrediction, ClusterRun, GpuModel, ModelCost, Network, PAPER_CORE_DAYS};
+use vit_train::{Clock, ShardedState};
 
 use crate::checkpoints::ArchitectureArgument;
 use crate::table::{bytes, short, thousands};
@@ -92,10 +92,13 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     Ok(Outcome::Fine)
 }
 
-/// The largest part of a GPU's mini-batch that fits into its memory, halved as often as needed, and the memory it takes.
+/// The largest part of a GPU's mini-batch that fits into its memory, halved as often as needed, and the memory it takes. As
+/// in the time, evaluations are not counted.
 fn fitting(config: &Config, mut batch: usize, gpu: &GpuModel) -> anyhow::Result<(usize, u64)> {
     loop {
-        let memory = memory::of_training_without_gpu(config, batch, Precision::Bf16)?.device();
+        let mut memory = memory::of_training_on_gpus(config, batch, 1, ShardedState::None, Precision::Bf16)?;
+        memory.parts.retain(|part| part.name != "evaluation");
+        let memory = memory.device();
         if memory <= gpu.memory {
             return Ok((batch, memory));
         }

@@ -5,7 +5,7 @@ mod processes;
 mod resume;
 mod run;
 
-pub use machine::MachineArguments;
+pub use machine::{MachineArguments, ShardChoice};
 pub use resume::{ResumeArguments, resume};
 
 use std::path::{Path, PathBuf};

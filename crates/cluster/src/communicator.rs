@@ -1,6 +1,6 @@
 //! Collective operations on top of messages between pairs of ranks.
 
-use std::ops::{AddAssign, Range};
+use std::ops::AddAssign;
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
@@ -162,20 +162,30 @@ impl Communicator {
 
     /// Every rank contributes its own [`slice()`] of `values`; afterwards all ranks have all slices.
     pub fn all_gather<T: Pod>(&mut self, values: &mut [T]) -> Result<(), ClusterError> {
+        self.all_gather_slices(values, &even(values.len(), self.size()))
+    }
+
+    /// As [`all_gather`](Self::all_gather), with slices of these lengths.
+    ///
+    /// # Panics
+    /// If `lengths` are not those of all ranks and of all values.
+    pub fn all_gather_slices<T: Pod>(&mut self, values: &mut [T], lengths: &[usize]) -> Result<(), ClusterError> {
         let (rank, size) = (self.rank(), self.size());
         if size == 1 {
             return Ok(());
         }
-        let mut parts = slices(values, size);
+        let mut parts = slices(values, lengths);
         let (before, from) = parts.split_at_mut(rank);
         let Some((own, after)) = from.split_first_mut() else { unreachable!("a slice for every rank") };
         let own: &[u8] = cast_slice(own);
         let others = (0..rank).zip(before).chain((rank + 1..).zip(after));
-        let (outgoing, mut incoming): (Vec<_>, Vec<_>) = others
+        let (mut outgoing, mut incoming): (Vec<_>, Vec<_>) = others
             .map(|(peer, part)| {
                 (Outgoing { to: peer, bytes: own }, Incoming { from: peer, bytes: cast_slice_mut(part) })
             })
             .unzip();
+        outgoing.retain(|message| !message.bytes.is_empty());
+        incoming.retain(|message| !message.bytes.is_empty());
         self.exchange(&outgoing, &mut incoming)
     }
 
@@ -202,12 +212,25 @@ impl Communicator {
     /// Adds `values` of all ranks elementwise. Afterwards this rank's own [`slice()`] of `values` has the sum, and the rest is
     /// unspecified.
     pub fn reduce_scatter<T: Element>(&mut self, values: &mut [T], how: Reduce) -> Result<(), ClusterError> {
-        self.reduce(values, how, false)
+        self.reduce(values, &even(values.len(), self.size()), how, false)
+    }
+
+    /// As [`reduce_scatter`](Self::reduce_scatter), with slices of these lengths.
+    ///
+    /// # Panics
+    /// If `lengths` are not those of all ranks and of all values.
+    pub fn reduce_scatter_slices<T: Element>(
+        &mut self,
+        values: &mut [T],
+        lengths: &[usize],
+        how: Reduce,
+    ) -> Result<(), ClusterError> {
+        self.reduce(values, lengths, how, false)
     }
 
     /// Adds `values` of all ranks elementwise. All ranks get the same bits.
     pub fn all_reduce<T: Element>(&mut self, values: &mut [T], how: Reduce) -> Result<(), ClusterError> {
-        self.reduce(values, how, true)
+        self.reduce(values, &even(values.len(), self.size()), how, true)
     }
 
     /// A handle for other threads, which can end the run at any time.
@@ -222,7 +245,13 @@ impl Communicator {
 
     /// Sends each slice to its owner, which adds the contributions in tree order, and gathers the sums: the volume of a
     /// ring all-reduce. Slices travel in segments: the sums of one are gathered while the next goes to its owners.
-    fn reduce<T: Element>(&mut self, values: &mut [T], how: Reduce, gather: bool) -> Result<(), ClusterError> {
+    fn reduce<T: Element>(
+        &mut self,
+        values: &mut [T],
+        lengths: &[usize],
+        how: Reduce,
+        gather: bool,
+    ) -> Result<(), ClusterError> {
         let (rank, size) = (self.rank(), self.size());
         let Some(transport) = &mut self.transport else { return Ok(()) };
         if how == Reduce::Fast
@@ -230,7 +259,7 @@ impl Communicator {
         {
             return result;
         }
-        let longest = values.len().div_ceil(size);
+        let longest = lengths.iter().copied().max().unwrap_or(0);
         let scratch = (size - 1) * longest.min(SEGMENT) * size_of::<T>();
         if self.scratch.len() < scratch.div_ceil(8) {
             self.scratch.resize(scratch.div_ceil(8), 0);
@@ -240,7 +269,7 @@ impl Communicator {
         let rounds = longest.div_ceil(SEGMENT);
         // The last round has nothing to add.
         for start in (0..rounds + usize::from(gather)).map(|round| round * SEGMENT) {
-            let mut parts = slices(values, size);
+            let mut parts = slices(values, lengths);
             let (own_sums, own) = segments(parts.remove(rank), start);
             let peers = (0..size).filter(|&peer| peer != rank);
             let (mut outgoing, mut incoming) = (Vec::new(), Vec::new());
@@ -284,12 +313,17 @@ fn segments<T>(slice: &mut [T], start: usize) -> (&mut [T], &mut [T]) {
     (&mut before[gathered..], &mut from[..added])
 }
 
+/// The lengths of the slices of all ranks.
+fn even(len: usize, size: usize) -> Vec<usize> {
+    (0..size).map(|rank| slice(len, rank, size).len()).collect()
+}
+
 /// `values` divided into the slices of all ranks.
-fn slices<T>(mut values: &mut [T], size: usize) -> Vec<&mut [T]> {
-    let len = values.len();
-    let mut parts = Vec::with_capacity(size);
-    for Range { start, end } in (0..size).map(|rank| slice(len, rank, size)) {
-        let (part, rest) = values.split_at_mut(end - start);
+fn slices<'a, T>(mut values: &'a mut [T], lengths: &[usize]) -> Vec<&'a mut [T]> {
+    assert_eq!(lengths.iter().sum::<usize>(), values.len(), "slices of all values");
+    let mut parts = Vec::with_capacity(lengths.len());
+    for &length in lengths {
+        let (part, rest) = values.split_at_mut(length);
         parts.push(part);
         values = rest;
     }

@@ -5,12 +5,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use vit_graph::GraphError;
-use vit_graph::exchange::Exchange;
+use vit_graph::exchange::{Collective, Exchange};
 
 /// Ranges of an executable's arena that are exchanged as one message.
-pub(crate) type Bucket = Arc<[BucketRange]>;
+pub(crate) struct Bucket {
+    pub collective: Collective,
+    /// In the order of the message.
+    pub pieces: Vec<BucketRange>,
+    /// Elements of each process, if processes have slices.
+    pub lengths: Vec<usize>,
+    /// The elements of the only value, if there is one: the pieces follow one another.
+    pub only: Option<BucketRange>,
+}
 
-/// The elements of one value.
+/// Elements of one value.
 pub(crate) struct BucketRange(pub *mut [f32]);
 
 // SAFETY: a pointer; `ExchangeThread::start` states who may use it when.
@@ -32,7 +40,7 @@ struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    waiting: VecDeque<Bucket>,
+    waiting: VecDeque<Arc<Bucket>>,
     /// Buckets that were started and finished since the thread began.
     started: u64,
     finished: u64,
@@ -59,7 +67,7 @@ impl ExchangeThread {
     /// # Safety
     /// The memory of the bucket must stay allocated, and only the thread may use it, until `wait` has returned for this
     /// number.
-    pub unsafe fn start(&self, bucket: &Bucket) -> u64 {
+    pub unsafe fn start(&self, bucket: &Arc<Bucket>) -> u64 {
         let mut state = self.queue.lock();
         state.started += 1;
         if state.failed.is_some() {
@@ -122,23 +130,24 @@ impl Queue {
     }
 }
 
-fn exchange_bucket(exchange: &dyn Exchange, bucket: &[BucketRange], message: &mut Vec<f32>) -> Result<(), GraphError> {
-    if let [BucketRange(only)] = bucket {
+fn exchange_bucket(exchange: &dyn Exchange, bucket: &Bucket, message: &mut Vec<f32>) -> Result<(), GraphError> {
+    let Bucket { collective, pieces, lengths, only } = bucket;
+    if let Some(BucketRange(only)) = only {
         // SAFETY: the caller of `start` leaves the memory to this thread.
-        return exchange.all_reduce(unsafe { &mut **only });
+        return collective.exchange(exchange, unsafe { &mut **only }, lengths);
     }
     message.clear();
-    for BucketRange(range) in bucket {
+    for BucketRange(piece) in pieces {
         // SAFETY: as above.
-        message.extend_from_slice(unsafe { &**range });
+        message.extend_from_slice(unsafe { &**piece });
     }
-    exchange.all_reduce(message)?;
+    collective.exchange(exchange, message, lengths)?;
     let mut rest = message.as_slice();
-    for BucketRange(range) in bucket {
-        // SAFETY: as above; the ranges of different values do not overlap.
-        let to = unsafe { &mut **range };
-        let (sums, after) = rest.split_at(to.len());
-        to.copy_from_slice(sums);
+    for BucketRange(piece) in pieces {
+        // SAFETY: as above; pieces do not overlap.
+        let to = unsafe { &mut **piece };
+        let (exchanged, after) = rest.split_at(to.len());
+        to.copy_from_slice(exchanged);
         rest = after;
     }
     Ok(())
@@ -175,6 +184,14 @@ mod tests {
             values.iter_mut().for_each(|v| *v *= 2.0);
             Ok(())
         }
+
+        fn reduce_scatter(&self, values: &mut [f32], _: &[usize]) -> Result<(), GraphError> {
+            self.all_reduce(values)
+        }
+
+        fn all_gather_slices(&self, _: &mut [f32], _: &[usize]) -> Result<(), GraphError> {
+            Ok(())
+        }
     }
 
     #[test]
@@ -182,7 +199,10 @@ mod tests {
         let thread = ExchangeThread::new(Arc::new(Twice));
         let mut values: [Vec<f32>; 4] = [vec![1.0, 2.0], vec![3.0], vec![-1.0], vec![5.0]];
         let ranges: Vec<*mut [f32]> = values.iter_mut().map(|v| v.as_mut_slice() as *mut [f32]).collect();
-        let bucket = |ranges: &[*mut [f32]]| -> Bucket { ranges.iter().map(|&range| BucketRange(range)).collect() };
+        let bucket = |ranges: &[*mut [f32]]| {
+            let pieces = ranges.iter().map(|&range| BucketRange(range)).collect();
+            Arc::new(Bucket { collective: Collective::AllReduce, pieces, lengths: vec![], only: None })
+        };
         // SAFETY: `values` outlives the waits below and is not used before them.
         let [good, bad, late] =
             [&ranges[..2], &ranges[2..3], &ranges[3..]].map(|ranges| unsafe { thread.start(&bucket(ranges)) });

@@ -1,8 +1,11 @@
-//! The exchange between the processes that train one model, as far as devices need it: a sum over all processes.
+//! The exchange between the processes that train one model, as far as devices need it: sums over all processes, and values of
+//! which each process has a slice.
+
+use std::ops::Range;
 
 use crate::GraphError;
 use crate::memory::storage;
-use crate::ops::Op;
+use crate::ops::{AllGather, Op, ReduceScatter, Shards};
 use crate::{Graph, NodeId, Value};
 
 /// A group of processes that run the same graph on different parts of a batch.
@@ -22,6 +25,43 @@ pub trait Exchange: Send + Sync {
     /// Replaces values by their sums over all processes: the same bits everywhere. All processes call it equally often
     /// and with equal lengths.
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError>;
+
+    /// Replaces this process's slice of the values by its sum over all processes, with the bits of
+    /// [`Exchange::all_reduce`]; the other elements are unspecified afterwards. `lengths` has the elements of each process.
+    fn reduce_scatter(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError>;
+
+    /// Replaces the slices of the other processes by theirs.
+    fn all_gather_slices(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError>;
+}
+
+/// An operation that exchanges its result with other processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Collective {
+    AllReduce,
+    ReduceScatter,
+    AllGather,
+}
+
+impl Collective {
+    /// That of an operation, if it is one.
+    pub fn of(op: &Op) -> Option<Collective> {
+        match op {
+            Op::AllReduce(_) => Some(Collective::AllReduce),
+            Op::ReduceScatter(_) => Some(Collective::ReduceScatter),
+            Op::AllGather(_) => Some(Collective::AllGather),
+            _ => None,
+        }
+    }
+
+    /// Exchanges a message with the layout of [`ExchangeBuckets::layout`].
+    pub fn exchange(self, exchange: &dyn Exchange, message: &mut [f32], lengths: &[usize]) -> Result<(), GraphError> {
+        match self {
+            Collective::AllReduce => exchange.all_reduce(message),
+            Collective::ReduceScatter => exchange.reduce_scatter(message, lengths),
+            Collective::AllGather => exchange.all_gather_slices(message, lengths),
+        }
+    }
 }
 
 /// A single process, whose sums are its own values.
@@ -47,33 +87,52 @@ impl Exchange for Alone {
     fn all_reduce(&self, _: &mut [f32]) -> Result<(), GraphError> {
         Ok(())
     }
+
+    fn reduce_scatter(&self, _: &mut [f32], _: &[usize]) -> Result<(), GraphError> {
+        Ok(())
+    }
+
+    fn all_gather_slices(&self, _: &mut [f32], _: &[usize]) -> Result<(), GraphError> {
+        Ok(())
+    }
 }
 
 /// Bytes at which a bucket is complete: enough to outweigh the latency of a message, and a small part of the gradients of
 /// a model, so that most of them are sent during the backward pass.
 const BUCKET_BYTES: usize = 4 << 20;
 
-/// The [`AllReduce`](crate::ops::AllReduce) operations of a graph in buckets, each of which is one message. They follow
-/// from the graph alone, so that all processes have the same.
+/// The [`Collective`] operations of a graph in buckets, each of which is one message. They follow from the graph alone, so
+/// that all processes have the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExchangeBuckets {
     /// The nodes of each bucket, in the order of the graph.
     pub nodes: Vec<Vec<NodeId>>,
 }
 
+/// The message of a bucket. If processes have slices, those of one process follow those of another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessageLayout {
+    /// How it is exchanged.
+    pub collective: Collective,
+    /// Its pieces in order: the node of the bucket, by its index, and a range of its elements.
+    pub pieces: Vec<(usize, Range<usize>)>,
+    /// The elements of each process; empty if all processes have all of them.
+    pub lengths: Vec<usize>,
+}
+
 impl ExchangeBuckets {
     /// The buckets of a graph, of the nodes that are `computed`.
     pub fn of(graph: &Graph, computed: impl Fn(NodeId) -> bool) -> ExchangeBuckets {
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
-        let (mut open, mut bytes) = (false, 0);
+        let (mut open, mut bytes) = (None, 0);
         for (id, node) in graph.nodes().iter().enumerate() {
             // A bucket is complete before any of its values is read.
-            let members = nodes.last().filter(|_| open);
-            open &= !members.is_some_and(|m| node.inputs.iter().any(|&v| m.contains(&storage(graph, v).node)));
-            if !matches!(node.op, Op::AllReduce(_)) || !computed(id) {
-                continue;
+            let members = nodes.last().filter(|_| open.is_some());
+            if members.is_some_and(|m| node.inputs.iter().any(|&v| m.contains(&storage(graph, v).node))) {
+                open = None;
             }
-            match nodes.last_mut().filter(|_| open) {
+            let Some(collective) = Collective::of(&node.op).filter(|_| computed(id)) else { continue };
+            match nodes.last_mut().filter(|_| open == Some(collective)) {
                 Some(members) => members.push(id),
                 None => {
                     nodes.push(vec![id]);
@@ -81,15 +140,30 @@ impl ExchangeBuckets {
                 }
             }
             bytes += node.outputs[0].bytes();
-            open = bytes < BUCKET_BYTES;
+            open = (bytes < BUCKET_BYTES).then_some(collective);
         }
         ExchangeBuckets { nodes }
+    }
+
+    /// The message of a bucket.
+    pub fn layout(&self, graph: &Graph, bucket: usize) -> MessageLayout {
+        let nodes = &self.nodes[bucket];
+        let shards: Option<Vec<&Shards>> = nodes.iter().map(|&node| shards(&graph.node(node).op)).collect();
+        let collective = Collective::of(&graph.node(nodes[0]).op).unwrap_or(Collective::AllReduce);
+        let Some(shards) = shards else {
+            let elements = nodes.iter().map(|&node| graph.node(node).outputs[0].shape.elements());
+            return MessageLayout { collective, pieces: elements.map(|n| 0..n).enumerate().collect(), lengths: vec![] };
+        };
+        let ranks = 0..shards[0].lengths.len();
+        let pieces = ranks.clone().flat_map(|rank| shards.iter().map(move |s| s.range(rank)).enumerate()).collect();
+        let lengths = ranks.map(|rank| shards.iter().map(|s| s.lengths[rank]).sum()).collect();
+        MessageLayout { collective, pieces, lengths }
     }
 
     /// The bucket that a value is exchanged in, if it is.
     pub fn of_value(&self, graph: &Graph, value: Value) -> Option<usize> {
         let root = storage(graph, value).node;
-        let is_exchanged = matches!(graph.node(root).op, Op::AllReduce(_));
+        let is_exchanged = Collective::of(&graph.node(root).op).is_some();
         self.nodes.iter().position(|nodes| is_exchanged && nodes.contains(&root))
     }
 
@@ -99,11 +173,38 @@ impl ExchangeBuckets {
     }
 }
 
+/// The slices of an operation's result, if it exchanges any.
+pub fn shards(op: &Op) -> Option<&Shards> {
+    match op {
+        Op::ReduceScatter(ReduceScatter(shards)) | Op::AllGather(AllGather { shards, .. }) => Some(shards),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ops::{AllReduce, Input, PartSum};
     use crate::{Shape, Type};
+
+    #[test]
+    fn the_slices_of_a_process_are_contiguous_in_a_message() {
+        let mut graph = Graph::new();
+        let mut scattered = |name: &str, lengths: [usize; 2]| {
+            let ty = Type::f32(Shape::from([lengths[0] + lengths[1]]));
+            let value = graph.value(Input { name: name.into(), ty }, &[]).unwrap();
+            graph.value(ReduceScatter(Shards { rank: 1, lengths: lengths.to_vec() }), &[value]).unwrap()
+        };
+        let (a, b) = (scattered("a", [2, 3]), scattered("b", [4, 5]));
+        let c = graph.value(AllReduce, &[b]).unwrap();
+        let buckets = ExchangeBuckets::of(&graph, |_| true);
+        assert_eq!(buckets.nodes, [vec![a.node, b.node], vec![c.node]]);
+        let layout = buckets.layout(&graph, 0);
+        assert_eq!(layout.collective, Collective::ReduceScatter);
+        assert_eq!(layout.pieces, [(0, 0..2), (1, 0..4), (0, 2..5), (1, 4..9)]);
+        assert_eq!(layout.lengths, [6, 8]);
+        assert_eq!(buckets.layout(&graph, 1).pieces, [(0, 0..9)]);
+    }
 
     #[test]
     fn a_bucket_is_complete_before_its_values_are_read_and_when_it_is_large() {

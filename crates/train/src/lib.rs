@@ -50,5 +50,6 @@ pub use step::groups::{DecayOn, Freeze, layers, rate_factors};
 pub use step::objective::{Distillation, Loss, Objective};
 pub use step::optimiser::{Optimiser, OptimiserMethod};
 pub use step::schedule::{Decay, Schedule};
+pub use step::sharding::{ShardedState, ShardedTensor, Sharding};
 pub use step::{StepError, StepOptions, StepParameters, TrainingStep};
 pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};

@@ -10,8 +10,19 @@ use vit_graph::exchange::Exchange;
 use crate::error::TrainError;
 
 /// This process among those of a run; by default the only one.
-#[derive(Clone, Default)]
-pub struct Processes(Option<Arc<ProcessGroup>>);
+#[derive(Clone)]
+pub struct Processes {
+    rank: usize,
+    size: usize,
+    /// The connection to the others, if there are any.
+    group: Option<Arc<ProcessGroup>>,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Processes::planned(1)
+    }
+}
 
 struct ProcessGroup {
     communicator: Mutex<Communicator>,
@@ -38,17 +49,22 @@ impl Processes {
     pub fn new(communicator: Communicator, reduce: Reduce) -> Processes {
         let (rank, size, health) = (communicator.rank(), communicator.size(), communicator.health());
         let group = ProcessGroup { communicator: Mutex::new(communicator), health, reduce, rank, size };
-        Processes((size > 1).then(|| Arc::new(group)))
+        Processes { rank, size, group: (size > 1).then(|| Arc::new(group)) }
+    }
+
+    /// The first of so many processes without the others: for the memory that a run would take, and not for running it.
+    pub fn planned(size: usize) -> Processes {
+        Processes { rank: 0, size, group: None }
     }
 
     /// The number of this process, from 0.
     pub fn rank(&self) -> usize {
-        self.0.as_ref().map_or(0, |group| group.rank)
+        self.rank
     }
 
     /// The number of processes.
     pub fn size(&self) -> usize {
-        self.0.as_ref().map_or(1, |group| group.size)
+        self.size
     }
 
     /// Whether this is the process that writes the run's folder.
@@ -58,19 +74,19 @@ impl Processes {
 
     /// Tells the others that this process ends with an error, so that they end, too.
     pub fn fail(&self, reason: &str) {
-        if let Some(group) = &self.0 {
+        if let Some(group) = &self.group {
             group.health.fail(reason);
         }
     }
 
     /// The first failure of any process that this one noticed or was told of.
     pub fn failure(&self) -> Option<ClusterError> {
-        self.0.as_ref().and_then(|group| group.health.failure())
+        self.group.as_ref().and_then(|group| group.health.failure())
     }
 
     /// The exchange of gradients, for the device.
     pub fn exchange(&self) -> Option<Arc<dyn Exchange>> {
-        self.0.clone().map(|group| group as Arc<dyn Exchange>)
+        self.group.clone().map(|group| group as Arc<dyn Exchange>)
     }
 
     /// The parts of a batch that this process computes.
@@ -80,7 +96,7 @@ impl Processes {
 
     /// Why a batch of so many parts cannot be divided among these processes to the same bits.
     pub(crate) fn misfit(&self, parts: usize) -> Option<String> {
-        let Some(group) = &self.0 else { return None };
+        let Some(group) = &self.group else { return None };
         let size = group.size;
         if size > parts {
             let what = match parts {
@@ -94,7 +110,7 @@ impl Processes {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Communicator>> {
-        self.0.as_ref().map(|group| group.communicator.lock().unwrap_or_else(PoisonError::into_inner))
+        self.group.as_ref().map(|group| group.communicator.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Bytes of the root for all processes.
@@ -124,6 +140,22 @@ impl Processes {
         communicator.exchange(&[], &mut incoming)?;
         gathered[0] = bytes;
         Ok(Some(gathered))
+    }
+
+    /// What the root says, for all processes.
+    pub(crate) fn of_root(&self, yes: bool) -> Result<bool, ClusterError> {
+        Ok(self.broadcast(vec![u8::from(yes)])? == [1])
+    }
+
+    /// Whether it holds in all processes.
+    pub(crate) fn all(&self, yes: bool) -> Result<bool, ClusterError> {
+        let Some(mut communicator) = self.lock() else { return Ok(yes) };
+        Ok(communicator.all_gather_bytes(&[u8::from(yes)])?.iter().all(|one| *one == [1]))
+    }
+
+    /// Values whose slices of these lengths the processes have, in all of them.
+    pub(crate) fn all_gather_slices(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError> {
+        self.group.as_ref().map_or(Ok(()), |group| group.all_gather_slices(values, lengths))
     }
 
     /// Returns when all processes have called it.
@@ -166,5 +198,16 @@ impl Exchange for ProcessGroup {
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError> {
         let mut communicator = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
         communicator.all_reduce(values, self.reduce).map_err(|error| GraphError::Exchange(error.to_string()))
+    }
+
+    fn reduce_scatter(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError> {
+        let mut communicator = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
+        let sums = communicator.reduce_scatter_slices(values, lengths, self.reduce);
+        sums.map_err(|error| GraphError::Exchange(error.to_string()))
+    }
+
+    fn all_gather_slices(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError> {
+        let mut communicator = self.communicator.lock().unwrap_or_else(PoisonError::into_inner);
+        communicator.all_gather_slices(values, lengths).map_err(|error| GraphError::Exchange(error.to_string()))
     }
 }

@@ -232,6 +232,7 @@ impl Recipe {
             accumulate: self.accumulate,
             sync_batch_norm: self.batch_norm == BatchNormSetting::Sync,
             average: self.average().is_some(),
+            sharding: None,
             freeze: self.model.freeze.clone(),
             recompute: false,
         }

@@ -8,23 +8,26 @@ pub(crate) mod optimiser;
 mod part_sums;
 mod passes;
 pub(crate) mod schedule;
+pub(crate) mod sharding;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use vit_data::loader::BatchParts;
 use vit_graph::device::Parameters;
 use vit_graph::ops::{AllReduce, Binary, Concat, GlobalNorm, GuardedUpdate, Input, Parameter, Scale};
 use vit_graph::rewrite::{
     checkpoint_activations, eliminate_dead_code, eliminate_dead_tokens, eliminate_identities, fold_layer_scale,
-    patchify,
+    gather_by_block, patchify,
 };
 use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
 use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
 use objective::Objective;
-use optimiser::{Optimiser, UpdateInputs};
+use optimiser::{Optimiser, OptimiserMethod, UpdateInputs};
 use passes::{BatchSums, Passes};
+use sharding::{ShardedTensor, Sharding, TrainedParameter};
 
 /// How a model is trained in one step.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -41,6 +44,8 @@ pub struct StepOptions {
     pub accumulate: usize,
     /// Batch norms normalise all parts of a batch together, and not each part by itself.
     pub sync_batch_norm: bool,
+    /// The state of which this process has a part only, since others have the rest; with an exchange.
+    pub sharding: Option<Sharding>,
     /// Keep a moving average of every trained parameter.
     pub average: bool,
     /// Parameters that are not trained.
@@ -75,6 +80,11 @@ pub enum StepError {
     /// A process without a part of the batch.
     #[error("this process has no part of the batch; start fewer processes")]
     NoPart,
+    /// An optimiser that needs whole parameters.
+    #[error(
+        "lamb scales updates by the norms of whole parameters, which processes do not have if they divide its state"
+    )]
+    ShardedLamb,
     /// No parameter is trained.
     #[error("every parameter is frozen, so there is nothing to train; leave out the head at least: [\"backbone\"]")]
     Frozen,
@@ -87,6 +97,8 @@ pub enum StepError {
 /// clipping, `logits`. A run updates every trained parameter `NAME`, the optimiser's state (such as `NAME.adam_mean`), its
 /// `NAME.average` and the running statistics of batch norms; if `loss` or `grad_norm` is not finite, it updates nothing.
 ///
+/// With [`StepOptions::sharding`], state and parameters may be slices ([`TrainingStep::shards`]), and so are gradients.
+///
 /// With an exchange, `image`, `targets`, `teacher` and `logits` are those of this process, and everything else is the same
 /// in all processes; the output `stop` is the sum of the processes' inputs of that name.
 pub struct TrainingStep {
@@ -96,6 +108,8 @@ pub struct TrainingStep {
     pub gradients: Vec<(String, Value)>,
     /// The names of the optimiser's state and of the averages, all of which start at zero.
     pub state: Vec<String>,
+    /// The parameters and the state of which this process has a slice, by name.
+    pub shards: BTreeMap<String, ShardedTensor>,
 }
 
 impl TrainingStep {
@@ -109,20 +123,25 @@ impl TrainingStep {
         let forward = forward(architecture, batch / micro_batches)?;
         let mut graph = Graph::new();
         let inputs = Inputs::add(&mut graph, &forward, &options, options.parts.places(batch).len())?;
-        let parameters: Vec<(Value, Parameter)> = forward
-            .parameters()
-            .map(|(_, p)| Ok((graph.value(p.clone(), &[])?, p.clone())))
-            .collect::<Result<_, GraphError>>()?;
-        let names: Vec<&str> = parameters.iter().map(|(_, p)| p.name.as_str()).collect();
+        let names: Vec<&str> = forward.parameters().map(|(_, p)| p.name.as_str()).collect();
         let frozen = options.freeze.includes(architecture.heads(), &names);
-        let trained = parameters.iter().zip(frozen).filter(|((_, p), frozen)| p.trainable && !frozen);
-        let trained: Vec<(Value, Parameter)> = trained.map(|(parameter, _)| parameter.clone()).collect();
+        let mut trained = Vec::new();
+        for ((_, parameter), frozen) in forward.parameters().zip(frozen) {
+            if parameter.trainable && !frozen {
+                trained.push(TrainedParameter::add(&mut graph, parameter, options.sharding.as_ref())?);
+            } else {
+                graph.value(parameter.clone(), &[])?;
+            }
+        }
         if trained.is_empty() {
             return Err(StepError::Frozen);
         }
+        if options.sharding.is_some() && matches!(options.optimiser.method, OptimiserMethod::Lamb { .. }) {
+            return Err(StepError::ShardedLamb);
+        }
 
-        let wrt: Vec<Value> = trained.iter().map(|(value, _)| *value).collect();
-        let passes = Passes { forward: &forward, inputs: &inputs, options: &options, wrt: &wrt };
+        let wrt: Vec<Value> = trained.iter().map(|trained| trained.whole).collect();
+        let passes = Passes { forward: &forward, inputs: &inputs, options: &options, trained: &trained, wrt: &wrt };
         let mut logits = Vec::new();
         let BatchSums { loss, gradients: found, statistics } = passes.build(&mut graph, &mut logits)?;
         if let Some(stop) = inputs.stop {
@@ -130,7 +149,10 @@ impl TrainingStep {
             graph.set_output("stop", stop)?;
         }
         graph.set_output("loss", loss)?;
-        let norm = graph.value(GlobalNorm, &found)?;
+        let norm = match options.sharding {
+            Some(_) => sharding::norm(&mut graph, &trained, &found)?,
+            None => graph.value(GlobalNorm, &found)?,
+        };
         graph.set_output("grad_norm", norm)?;
         // A loss can overflow where its gradients do not. Adding 0 * loss leaves a finite norm unchanged to the bit.
         let nothing = graph.value(Scale(0.0), &[loss])?;
@@ -148,11 +170,29 @@ impl TrainingStep {
         let Inputs { rate, step, average_decay, .. } = inputs;
         let update = UpdateInputs { rate, step, norm: guard, average_decay };
         let state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
-        let gradients = trained.into_iter().map(|(_, p)| p.name).zip(found).collect();
-        let step = TrainingStep { graph, gradients, state };
+        let shards = shards(&trained, &state);
+        let gradients = trained.into_iter().map(|trained| trained.parameter.name).zip(found).collect();
+        let step = TrainingStep { graph, gradients, state, shards };
         let step = if options.sync_batch_norm { step.rewritten(eliminate_identities)? } else { step };
-        if options.recompute { Ok(step.rewritten(checkpoint_activations)?) } else { Ok(step) }
+        let step = if options.recompute { step.rewritten(checkpoint_activations)? } else { step };
+        let gathers = options.sharding.is_some_and(|sharding| sharding.parameters);
+        if gathers { Ok(step.rewritten(gather_by_block)?) } else { Ok(step) }
     }
+}
+
+/// The tensors of a step that are slices, with what they are slices of.
+fn shards(trained: &[TrainedParameter], state: &[String]) -> BTreeMap<String, ShardedTensor> {
+    let mut found = BTreeMap::new();
+    for TrainedParameter { parameter, stored, whole, shards } in trained {
+        let Some(shards) = shards else { continue };
+        let sharded = ShardedTensor { shape: parameter.shape.clone(), shards: shards.clone() };
+        let of_parameter = |name: &&String| name.rsplit_once('.').is_some_and(|(of, _)| of == parameter.name);
+        found.extend(state.iter().filter(of_parameter).map(|name| (name.clone(), sharded.clone())));
+        if stored != whole {
+            found.insert(parameter.name.clone(), sharded);
+        }
+    }
+    found
 }
 
 impl TrainingStep {

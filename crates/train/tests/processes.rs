@@ -10,7 +10,7 @@ use vit_cpu::Cpu;
 use vit_graph::device::Device;
 use vit_train::{
     ChangedData, Existing, Finished, Launch, MetricsRow, ModelChoice, Processes, Recipe, RunFolder, RunSettings, Setup,
-    TrainError, TrainerOptions, assist, train,
+    ShardedState, TrainError, TrainerOptions, assist, train,
 };
 
 /// All features with state or randomness.
@@ -36,9 +36,16 @@ struct Group<'a> {
     size: [usize; 2],
     processes: usize,
     reduce: Reduce,
+    sharded: ShardedState,
+    recompute: bool,
 }
 
-impl Group<'_> {
+impl<'a> Group<'a> {
+    /// On images of 16 pixels, with nothing divided.
+    fn of(scene: &'a Scene, model: &'static str, processes: usize, reduce: Reduce) -> Self {
+        Group { scene, model, size: [16, 16], processes, reduce, sharded: ShardedState::None, recompute: false }
+    }
+
     /// Calls `work` in every process.
     fn each<T: Send>(&self, work: impl Fn(Processes) -> Result<T, TrainError> + Sync) -> Vec<Result<T, TrainError>> {
         let ranks = Communicator::threads(self.processes).into_iter();
@@ -58,12 +65,17 @@ impl Group<'_> {
         if self.scene.ahead { Box::new(ahead::Ahead(cpu)) } else { Box::new(cpu) }
     }
 
+    fn options(&self, processes: &Processes) -> TrainerOptions {
+        let (processes, sharded, recompute) = (processes.clone(), self.sharded, self.recompute);
+        TrainerOptions { processes, sharded, recompute, ..options(1) }
+    }
+
     fn begin(&self, name: &str, recipe: &Recipe, stop_after: u64) -> Vec<Result<Finished, TrainError>> {
         self.each(|processes| {
             let settings = RunSettings { model: self.model.into(), ..settings(&self.scene.data) };
             let mut setup = Setup::new(ModelChoice::Named(self.model), Some(self.size), settings, recipe.clone())?;
             setup.divide(&processes)?;
-            let options = TrainerOptions { processes: processes.clone(), ..options(1) };
+            let options = self.options(&processes);
             let (device, stop) = (self.device(&processes), AtomicBool::new(false));
             if !processes.is_root() {
                 return assist(device.as_ref(), &mut setup, None, &options, &stop);
@@ -82,7 +94,7 @@ impl Group<'_> {
             let snapshot = run.last().open()?.snapshot;
             let mut setup = Setup::resume(&run, snapshot.config.clone(), ChangedData::Refuse)?;
             setup.divide(&processes)?;
-            let options = TrainerOptions { processes: processes.clone(), ..options(1) };
+            let options = self.options(&processes);
             let (device, stop) = (self.device(&processes), AtomicBool::new(false));
             if !processes.is_root() {
                 return assist(device.as_ref(), &mut setup, Some(snapshot), &options, &stop);
@@ -116,7 +128,7 @@ fn same_bits(model: &'static str, size: [usize; 2], recipe: &Recipe, devices: &[
     let mut scene = Scene::new();
     for &ahead in devices {
         scene.ahead = ahead;
-        let group = |processes| Group { scene: &scene, model, size, processes, reduce: Reduce::Tree };
+        let group = |processes| Group { size, ..Group::of(&scene, model, processes, Reduce::Tree) };
         let name = |what: &str| format!("{what}-{ahead}");
         all_fine(group(1).begin(&name("1"), recipe, u64::MAX), true);
         let one = scene.last(&name("1"));
@@ -156,12 +168,42 @@ fn batch_norms_of_all_parts_have_the_same_bits_in_any_number_of_processes() {
 }
 
 #[test]
+fn state_that_processes_divide_has_the_bits_of_one_process() {
+    let scene = Scene::new();
+    // Tensors of a Ti are large enough to be divided.
+    let recipe = recipe(
+        &[&STATEFUL[..], &["batch=8", "length=4 steps", "evaluate_every=2 steps", "optimiser.clip=0.5"]].concat(),
+    );
+    let group = |processes, sharded| Group {
+        sharded,
+        recompute: processes == 2,
+        ..Group::of(&scene, "Ti/4@16", processes, Reduce::Tree)
+    };
+    let one = Group::of(&scene, "Ti/4@16", 1, Reduce::Tree);
+    all_fine(one.begin("one", &recipe, u64::MAX), true);
+    for sharded in [ShardedState::Optimiser, ShardedState::All] {
+        for processes in [2, 4] {
+            let name = format!("{sharded:?}-{processes}");
+            all_fine(group(processes, sharded).begin(&name, &recipe, u64::MAX), true);
+            assert_same(&name, &scene.last("one"), &scene.last(&name));
+            assert_eq!(one.metrics(&name), one.metrics("one"), "{name}");
+            let best = |name: &str| RunFolder::open(scene.folder.path().join(name)).unwrap().best().open().unwrap();
+            assert_eq!(best(&name).snapshot.weights, best("one").snapshot.weights, "{name}");
+        }
+    }
+    all_fine(group(4, ShardedState::All).begin("stopped", &recipe, 1), false);
+    all_fine(group(2, ShardedState::Optimiser).resume("stopped", 1), false);
+    all_fine(one.resume("stopped", u64::MAX), true);
+    assert_same("stopped", &scene.last("one"), &scene.last("stopped"));
+}
+
+#[test]
 fn one_part_is_the_step_of_a_run_without_parts() {
     let scene = Scene::new();
     let plain = [&STATEFUL[..11], &["parts=0"]].concat();
     let one = [&STATEFUL[..11], &["parts=1"]].concat();
     scene.begin("plain", recipe(&plain), 1, u64::MAX).unwrap();
-    let alone = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes: 1, reduce: Reduce::Tree };
+    let alone = Group::of(&scene, "P/4@16", 1, Reduce::Tree);
     all_fine(alone.begin("one", &recipe(&one), u64::MAX), true);
     assert_same("one part", &scene.last("plain"), &scene.last("one"));
 }
@@ -170,7 +212,7 @@ fn one_part_is_the_step_of_a_run_without_parts() {
 fn a_fast_sum_gives_losses_that_agree() {
     let scene = Scene::new();
     let settings = ["batch=12", "length=50 steps", "evaluate_every=50 steps", "data.mixup=0.2", "parts=4"];
-    let group = |processes, reduce| Group { scene: &scene, model: "P/4@16", size: [16, 16], processes, reduce };
+    let group = |processes, reduce| Group::of(&scene, "P/4@16", processes, reduce);
     all_fine(group(1, Reduce::Tree).begin("tree", &recipe(&settings), u64::MAX), true);
     all_fine(group(3, Reduce::Fast).begin("fast", &recipe(&settings), u64::MAX), true);
     let loss = |name: &str| -> Vec<f64> {
@@ -186,7 +228,7 @@ fn a_fast_sum_gives_losses_that_agree() {
 #[test]
 fn a_process_that_fails_ends_the_run_in_all_of_them() {
     let scene = Scene::new();
-    let group = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes: 2, reduce: Reduce::Tree };
+    let group = Group::of(&scene, "P/4@16", 2, Reduce::Tree);
     // Each process has its own copy of the images, and those of rank 1 disappear.
     let copy = scene.folder.path().join("copy");
     write_images(&copy, 12);
@@ -214,7 +256,7 @@ fn a_process_that_fails_ends_the_run_in_all_of_them() {
 fn more_processes_than_parts_are_refused() {
     let scene = Scene::new();
     let refusal = |processes, settings: &[&str]| {
-        let group = Group { scene: &scene, model: "P/4@16", size: [16, 16], processes, reduce: Reduce::Tree };
+        let group = Group::of(&scene, "P/4@16", processes, Reduce::Tree);
         let mut ended = group.begin("refused", &recipe(settings), 1);
         ended.pop().unwrap().unwrap_err().to_string()
     };

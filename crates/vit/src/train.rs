@@ -8,7 +8,9 @@ use std::time::Duration;
 use vit_data::Samples;
 use vit_data::loader::UnreadableLimit;
 pub use vit_train::{Best, Finished, Observer, Progress, Recipe, TrainError};
-use vit_train::{Existing, Launch, ModelChoice, Processes, RunFolder, RunSettings, Setup, TrainerOptions};
+use vit_train::{
+    Existing, Launch, ModelChoice, Processes, RunFolder, RunSettings, Setup, ShardedState, TrainerOptions,
+};
 
 use crate::{DeviceOptions, Error, Model, ModelOptions};
 
@@ -143,6 +145,7 @@ impl Trainer {
             save_every: Duration::from_secs(300),
             recompute: false,
             processes: Processes::default(),
+            sharded: ShardedState::None,
         };
         let launch = Launch { device: device.id(), threads: threads.map(|n| n as u32), ..Launch::default() };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };

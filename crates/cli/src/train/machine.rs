@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use vit::DeviceChoice;
 use vit_graph::device::Device;
-use vit_train::{Launch, Processes, TrainerOptions};
+use vit_train::{Launch, Processes, ShardedState, TrainerOptions};
 
 use super::processes::Member;
 use crate::device_options::Placement;
@@ -25,6 +25,38 @@ pub struct MachineArguments {
     /// less memory, about a third more time, the same result
     #[arg(long, help_heading = "How to run")]
     recompute: bool,
+    /// What several processes divide among them instead of each having all of it:
+    /// the optimiser's state, or all (the parameters, too). The same result
+    #[arg(long, value_name = "STATE", help_heading = "How to run")]
+    shard: Option<ShardChoice>,
+}
+
+/// A choice of `--shard`.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum ShardChoice {
+    None,
+    Optimiser,
+    All,
+}
+
+impl From<ShardChoice> for ShardedState {
+    fn from(choice: ShardChoice) -> ShardedState {
+        match choice {
+            ShardChoice::None => ShardedState::None,
+            ShardChoice::Optimiser => ShardedState::Optimiser,
+            ShardChoice::All => ShardedState::All,
+        }
+    }
+}
+
+impl From<ShardedState> for ShardChoice {
+    fn from(state: ShardedState) -> ShardChoice {
+        match state {
+            ShardedState::None => ShardChoice::None,
+            ShardedState::Optimiser => ShardChoice::Optimiser,
+            ShardedState::All => ShardChoice::All,
+        }
+    }
 }
 
 impl MachineArguments {
@@ -35,6 +67,7 @@ impl MachineArguments {
             save_every: Duration::try_from_secs_f64(60.0 * self.save_every.unwrap_or(5.0)).unwrap_or(Duration::MAX),
             recompute: self.recompute,
             processes: processes.clone(),
+            sharded: self.shard.map_or(ShardedState::None, ShardedState::from),
         }
     }
 
@@ -53,6 +86,7 @@ impl MachineArguments {
             cache: self.cache,
             save_every: self.save_every,
             recompute: self.recompute,
+            shard: self.shard.map(ShardedState::from),
         }
     }
 
@@ -68,6 +102,7 @@ impl MachineArguments {
             cache: self.cache.or(launch.cache),
             save_every: self.save_every.or(launch.save_every),
             recompute: self.recompute || launch.recompute,
+            shard: self.shard.or(launch.shard.map(ShardChoice::from)),
         })
     }
 }

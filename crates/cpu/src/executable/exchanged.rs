@@ -1,6 +1,8 @@
 //! When the steps of a run start an exchange with other processes, and when they wait for one.
 
-use vit_graph::exchange::ExchangeBuckets;
+use std::sync::Arc;
+
+use vit_graph::exchange::{ExchangeBuckets, MessageLayout};
 use vit_graph::{GraphError, NodeId, Value};
 
 use super::step::Addresses;
@@ -9,7 +11,7 @@ use crate::exchange::{Bucket, BucketRange, ExchangeThread};
 /// The exchanges of a graph. Without any, nothing is stored and nothing is done.
 #[derive(Default)]
 pub(super) struct Exchanges {
-    buckets: Vec<Bucket>,
+    buckets: Vec<Arc<Bucket>>,
     /// The numbers of the buckets that were started in this run.
     numbers: Vec<u64>,
     /// By step.
@@ -32,13 +34,24 @@ impl Exchanges {
         if found.nodes.is_empty() {
             return Exchanges::default();
         }
-        let range = |&node: &NodeId| BucketRange(addresses.of(Value { node, output: 0 }));
+        let bucket = |bucket: usize| {
+            let values: Vec<*mut [f32]> =
+                found.nodes[bucket].iter().map(|&node| addresses.of(Value { node, output: 0 })).collect();
+            let MessageLayout { collective, pieces, lengths } = found.layout(graph, bucket);
+            let pieces = pieces.into_iter().map(|(value, range)| {
+                // The layout's ranges are those of the values' elements.
+                let start = values[value].cast::<f32>().wrapping_add(range.start);
+                BucketRange(std::ptr::slice_from_raw_parts_mut(start, range.len()))
+            });
+            let only = if let [only] = values[..] { Some(BucketRange(only)) } else { None };
+            Arc::new(Bucket { collective, pieces: pieces.collect(), lengths, only })
+        };
         let step = |&node: &NodeId| StepExchange {
             reads: graph.node(node).inputs.iter().filter_map(|&value| found.of_value(graph, value)).collect(),
             completes: found.completed_by(node),
         };
         Exchanges {
-            buckets: found.nodes.iter().map(|nodes| nodes.iter().map(range).collect()).collect(),
+            buckets: (0..found.nodes.len()).map(bucket).collect(),
             numbers: Vec::with_capacity(found.nodes.len()),
             steps: nodes.iter().map(step).collect(),
         }

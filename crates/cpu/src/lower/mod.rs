@@ -157,12 +157,15 @@ pub(crate) fn lower(
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(&inputs[0]),
         Op::OneHotMax(_) => loss::one_hot_max(&inputs[0]),
         Op::GlobalNorm(_) => optimise::global_norm(inputs),
+        Op::SquareSums(_) => optimise::square_sums(&inputs[0]),
+        Op::NormOfSums(_) => optimise::norm_of_sums(inputs),
         Op::OptimiserUpdate(op) => optimise::optimiser_update(op, &inputs[0]),
         Op::MovingAverage(_) => optimise::moving_average(),
         Op::GuardedUpdate(_) => optimise::guarded_update(),
         Op::PartSum(_) => arithmetic::binary(Binary::Add, inputs, &outputs[0])?,
-        // The executable sends the copy to the other processes.
-        Op::AllReduce(_) => arithmetic::scale(1.0),
+        // The executable exchanges the copy with the other processes.
+        Op::AllReduce(_) | Op::ReduceScatter(_) => arithmetic::scale(1.0),
+        Op::AllGather(op) => movement::own_slice(op),
         Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
     })
 }

@@ -1,6 +1,6 @@
 //! Operations that only move elements: permute, slice and broadcast are one strided copy.
 
-use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
+use vit_graph::ops::{AllGather, Broadcast, Concat, Pad, Permute, Slice};
 use vit_graph::{Shape, Type};
 
 use super::{Lowered, TASK};
@@ -51,6 +51,16 @@ impl RowStrides {
     pub fn inner(&self) -> usize {
         self.inner
     }
+}
+
+/// This process's slice at its place in the whole value, whose other slices the executable receives.
+pub(super) fn own_slice(op: &AllGather) -> Lowered {
+    let own = op.shards.own();
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(&mut outputs[0][own.clone()], TASK, &|task, to| {
+            to.copy_from_slice(&inputs[0][task * TASK..][..to.len()]);
+        });
+    })
 }
 
 /// Copies an input, read through a view of this shape, to a dense output.

@@ -1,7 +1,7 @@
 //! Optimiser updates, in place: outputs hold the old parameter and state when a kernel starts.
 
 use vit_graph::Type;
-use vit_graph::ops::{CLIP_EPSILON, OptimiserUpdate};
+use vit_graph::ops::{CLIP_EPSILON, OptimiserUpdate, SQUARES};
 
 use super::{Lowered, TASK};
 use crate::optimiser::{MovingAverageRule, StepScalars, optimiser_step, step_workspace, update};
@@ -17,21 +17,55 @@ pub(super) fn global_norm(inputs: &[Type]) -> Lowered {
         for (x, &length) in inputs.iter().zip(&lengths) {
             let (sums, others) = rest.split_at_mut(length.div_ceil(TASK));
             p.pool.run_chunks(sums, 1, &|task, sum| {
-                let chunk = &x[task * TASK..length.min((task + 1) * TASK)];
-                let mut lanes = [0.0f32; LANES];
-                let (whole, tail) = chunk.as_chunks::<LANES>();
-                for values in whole {
-                    lanes.iter_mut().zip(values).for_each(|(lane, v)| *lane += v * v);
-                }
-                lanes.iter_mut().zip(tail).for_each(|(lane, v)| *lane += v * v);
-                sum[0] = lanes.iter().sum();
+                sum[0] = sum_of_squares(&x[task * TASK..length.min((task + 1) * TASK)]);
             });
             rest = others;
         }
-        let total: f64 = workspace[..partials].iter().map(|&s| f64::from(s)).sum();
-        outputs[0][0] = total.sqrt() as f32;
+        outputs[0][0] = root_of_sum(&workspace[..partials]);
     })
     .with_workspace(partials)
+}
+
+fn sum_of_squares(chunk: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (whole, tail) = chunk.as_chunks::<LANES>();
+    for values in whole {
+        lanes.iter_mut().zip(values).for_each(|(lane, v)| *lane += v * v);
+    }
+    lanes.iter_mut().zip(tail).for_each(|(lane, v)| *lane += v * v);
+    lanes.iter().sum()
+}
+
+fn root_of_sum(sums: &[f32]) -> f32 {
+    let total: f64 = sums.iter().map(|&s| f64::from(s)).sum();
+    total.sqrt() as f32
+}
+
+/// Sums of the squares of a task's elements, each followed by zeros.
+pub(super) fn square_sums(x: &Type) -> Lowered {
+    const { assert!(TASK == 2 * SQUARES) };
+    let length = x.shape.elements();
+    Lowered::new(move |p, inputs, outputs, _| {
+        p.pool.run_chunks(outputs[0], TASK / SQUARES, &|task, sums| {
+            sums.fill(0.0);
+            sums[0] = sum_of_squares(&inputs[0][task * TASK..length.min((task + 1) * TASK)]);
+        });
+    })
+}
+
+/// The zeros between the sums change nothing.
+pub(super) fn norm_of_sums(inputs: &[Type]) -> Lowered {
+    let count = inputs.iter().map(|sums| sums.shape.elements()).sum();
+    Lowered::new(move |_, inputs, outputs, workspace| {
+        let mut rest = &mut workspace[..count];
+        for sums in inputs {
+            let (to, others) = rest.split_at_mut(sums.len());
+            to.copy_from_slice(sums);
+            rest = others;
+        }
+        outputs[0][0] = root_of_sum(&workspace[..count]);
+    })
+    .with_workspace(count)
 }
 
 /// The factor that clips gradients; `None` if the norm is not finite, and the step must change nothing.

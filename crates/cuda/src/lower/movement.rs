@@ -51,11 +51,12 @@ pub(super) fn index_type(count: usize) -> &'static str {
     if count <= i32::MAX as usize { "u32" } else { "u64" }
 }
 
-/// A copy, which the executable sends to the other processes.
-pub(super) fn all_reduce(e: &mut Emitter) {
+/// A copy to an element of the result, which the executable exchanges with the other processes.
+pub(super) fn exchanged(first: usize, e: &mut Emitter) {
     let bytes = 4 * e.inputs[0].shape.elements();
     if bytes > 0 {
-        e.requests.push(Request::Copy { to: e.outputs[0].address, from: e.inputs[0].address, bytes });
+        let to = e.outputs[0].address + 4 * first as u64;
+        e.requests.push(Request::Copy { to, from: e.inputs[0].address, bytes });
     }
 }
 

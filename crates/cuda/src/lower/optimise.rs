@@ -3,11 +3,12 @@
 //! To add an optimiser: a kernel in `kernels/optimise.cu`, an arm in [`UpdateKernel::of`].
 
 use vit_graph::Node;
-use vit_graph::ops::{CLIP_EPSILON, Op, OptimiserUpdate};
+use vit_graph::ops::{CLIP_EPSILON, Op, OptimiserUpdate, SQUARES};
 
 use super::{Emitter, Operand, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
+use crate::run::launch::Request;
 
 /// Elements of one block: `CHUNK` of the kernels.
 const CHUNK: usize = 8192;
@@ -23,20 +24,46 @@ fn chunks(counts: &[usize]) -> Vec<u8> {
 }
 
 pub(super) fn global_norm(e: &mut Emitter) {
+    let blocks: usize = e.inputs.iter().map(|x| blocks(x.shape.elements())).sum();
+    let partials = e.scratch(4 * blocks);
+    sum_squares(e, partials);
+    root_of_sum(e, partials, blocks);
+}
+
+pub(super) fn square_sums(e: &mut Emitter) {
+    let sums = e.outputs[0].address;
+    sum_squares(e, sums);
+}
+
+pub(super) fn norm_of_sums(e: &mut Emitter) {
+    let counts: Vec<usize> = e.inputs.iter().map(|sums| sums.shape.elements()).collect();
+    let all = e.scratch(4 * counts.iter().sum::<usize>());
+    let mut to = all;
+    for (input, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        e.requests.push(Request::Copy { to, from: e.inputs[input].address, bytes: 4 * count });
+        to += 4 * *count as u64;
+    }
+    root_of_sum(e, all, counts.iter().sum());
+}
+
+/// The sum of squares of every chunk of the inputs.
+fn sum_squares(e: &mut Emitter, to: u64) {
+    const { assert!(CHUNK == SQUARES) };
     let counts: Vec<usize> = e.inputs.iter().map(|x| x.shape.elements()).collect();
     let gradients =
         e.inputs.iter().zip(&counts).flat_map(|(x, &n)| CStruct::new().u64(x.address).u64(n as u64).finish());
     let gradients = gradients.collect();
     let blocks: usize = counts.iter().map(|&count| blocks(count)).sum();
     let (gradients, chunks) = (e.table(gradients), e.table(chunks(&counts)));
-    let (partials, norm) = (e.scratch(4 * blocks), e.outputs[0].address);
-    let variant = KernelVariant::new(&compile::OPTIMISE);
     if blocks > 0 {
-        let arguments = KernelArguments::new().pointers(&[gradients, chunks, partials]);
-        e.kernel(variant.clone(), "sum_squares", [blocks, 1, 1], THREADS, 0, arguments);
+        let arguments = KernelArguments::new().pointers(&[gradients, chunks, to]);
+        e.kernel(KernelVariant::new(&compile::OPTIMISE), "sum_squares", [blocks, 1, 1], THREADS, 0, arguments);
     }
-    let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointer(norm);
-    e.kernel(variant, "global_norm", [1, 1, 1], THREADS, 0, arguments);
+}
+
+fn root_of_sum(e: &mut Emitter, partials: u64, count: usize) {
+    let arguments = KernelArguments::new().pointer(partials).u32(count).pointer(e.outputs[0].address);
+    e.kernel(KernelVariant::new(&compile::OPTIMISE), "global_norm", [1, 1, 1], THREADS, 0, arguments);
 }
 
 /// How the kernels compute one update.

@@ -1,4 +1,4 @@
-//! Sums over several processes: in a second stream, buckets of values are exchanged while the first stream goes on. All of
+//! Values that several processes add or gather: in a second stream, buckets of values are exchanged while the first stream goes on. All of
 //! it is captured with the run. NCCL carries the values between GPUs; processes that share a GPU, or have no NCCL, exchange
 //! through host memory.
 
@@ -8,7 +8,8 @@ mod nccl;
 use std::cell::Cell;
 use std::sync::Arc;
 
-use vit_graph::exchange::ExchangeBuckets;
+use vit_graph::exchange::{Collective, ExchangeBuckets, MessageLayout, shards};
+use vit_graph::ops::Shards;
 use vit_graph::{GraphError, NodeId, Value};
 
 use self::host::HostCarrier;
@@ -31,15 +32,28 @@ pub(crate) struct StreamExchange {
 
 /// Values that are exchanged as one message.
 struct StreamBucket {
+    collective: Collective,
     values: Vec<BucketValue>,
+    /// In the order of the message.
+    pieces: Vec<BucketPiece>,
+    /// Elements of each process, if processes have slices.
+    lengths: Vec<usize>,
     /// Recorded in the first stream when the values are complete, in the second one when they are exchanged.
     complete: Event,
     exchanged: Event,
 }
 
-/// A value in device memory, and its place in the message of its bucket.
-#[derive(Clone, Copy)]
+/// A value in device memory.
 struct BucketValue {
+    address: u64,
+    bytes: usize,
+    /// The slices that processes have of it, if they do.
+    shards: Option<Shards>,
+}
+
+/// A value in device memory, or a slice of it, and its place in the message of its bucket.
+#[derive(Clone, Copy)]
+struct BucketPiece {
     address: u64,
     bytes: usize,
     offset: usize,
@@ -47,7 +61,7 @@ struct BucketValue {
 
 impl StreamBucket {
     fn bytes(&self) -> usize {
-        self.values.iter().map(|value| value.bytes).sum()
+        self.pieces.iter().map(|piece| piece.bytes).sum()
     }
 }
 
@@ -70,19 +84,26 @@ impl StreamExchange {
         if found.nodes.is_empty() {
             return Ok(None);
         }
-        let bucket = |nodes: &Vec<NodeId>| {
+        let bucket = |index: usize| {
+            let value = |node: &NodeId| BucketValue {
+                address: p.operand(Value { node: *node, output: 0 }, Some(bases)).address,
+                bytes: p.graph.node(*node).outputs[0].bytes(),
+                shards: shards(&p.graph.node(*node).op).cloned(),
+            };
+            let values: Vec<BucketValue> = found.nodes[index].iter().map(value).collect();
+            let MessageLayout { collective, pieces, lengths } = found.layout(&p.graph, index);
             let mut offset = 0;
-            let values = nodes.iter().map(|node| {
-                let bytes = p.graph.node(*node).outputs[0].bytes();
-                let address = p.operand(Value { node: *node, output: 0 }, Some(bases)).address;
+            let pieces = pieces.into_iter().map(|(value, range)| {
+                let (address, bytes) = (values[value].address + 4 * range.start as u64, 4 * range.len());
                 offset += bytes;
-                BucketValue { address, bytes, offset: offset - bytes }
+                BucketPiece { address, bytes, offset: offset - bytes }
             });
             // An empty value has nothing to copy.
-            let values = values.filter(|value| value.bytes > 0).collect();
-            Ok(StreamBucket { values, complete: Event::new()?, exchanged: Event::new()? })
+            let pieces = pieces.filter(|piece| piece.bytes > 0).collect();
+            let (complete, exchanged) = (Event::new()?, Event::new()?);
+            Ok(StreamBucket { collective, values, pieces, lengths, complete, exchanged })
         };
-        let buckets = found.nodes.iter().map(bucket).collect::<Result<Vec<_>, GraphError>>()?;
+        let buckets = (0..found.nodes.len()).map(bucket).collect::<Result<Vec<_>, GraphError>>()?;
         let carrier = match exchange.nccl() {
             Some(group) => Carrier::Nccl(NcclCarrier::new(gpu, &buckets, group)?),
             None => Carrier::Host(HostCarrier::new(gpu, &buckets, exchange.processes())?),

@@ -1,12 +1,16 @@
-//! Sums over the parts of a global batch: of the parts that one process computes, and of all processes.
+//! Sums over the parts of a global batch, of the parts that one process computes and of all processes, and values of which
+//! each process has a slice.
 //!
 //! Floating-point sums depend on their order, so parts are added in one balanced binary tree that does not depend on
 //! the number of processes: each process adds the parts of a whole subtree with [`PartSum`], and [`AllReduce`] adds the
 //! subtrees in the same order.
 
+use std::ops::Range;
+
 use super::{InputPrecision, Operation, arity, expect_shape};
-use crate::Type;
+use crate::autodiff::Backward;
 use crate::reference::Array;
+use crate::{GraphError, Shape, Type};
 
 /// The sum of two subtrees of parts. Unlike [`super::Binary::Add`], no rewrite fuses it into the operation that computes
 /// one of its terms: a term has the same bits whether it is added here or sent to another process.
@@ -66,6 +70,115 @@ impl Operation for AllReduce {
     }
 
     /// A second one would wait for operations that other processes do not run.
+    fn is_repeatable(&self) -> bool {
+        false
+    }
+}
+
+/// How the elements of a value are divided among processes: contiguous slices in the order of their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shards {
+    /// The number of this process.
+    pub rank: usize,
+    /// The elements of each process.
+    pub lengths: Vec<usize>,
+}
+
+impl Shards {
+    /// The elements of a process.
+    pub fn range(&self, rank: usize) -> Range<usize> {
+        let start = self.lengths[..rank].iter().sum();
+        start..start + self.lengths[rank]
+    }
+
+    /// The elements of this process.
+    pub fn own(&self) -> Range<usize> {
+        self.range(self.rank)
+    }
+
+    fn check(&self, elements: usize) -> Result<(), String> {
+        let all: usize = self.lengths.iter().sum();
+        if all == elements && self.rank < self.lengths.len() {
+            Ok(())
+        } else {
+            Err(format!("slices of {:?} elements are not those of {elements}", self.lengths))
+        }
+    }
+}
+
+/// The sum of a value over all processes, of which each gets its own slice: the elements of the result outside
+/// [`Shards::own`] are unspecified. The rules of [`AllReduce`] apply, and its sums are the same bits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ReduceScatter(pub Shards);
+
+impl Operation for ReduceScatter {
+    fn name(&self) -> &'static str {
+        "reduce_scatter"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        self.0.check(inputs[0].shape.elements())?;
+        Ok(inputs.to_vec())
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        vec![inputs[0].clone()]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
+
+    fn is_repeatable(&self) -> bool {
+        false
+    }
+}
+
+/// A whole value from the slices of all processes: from this process's slice `[n]` to `shape`. The rules of [`AllReduce`]
+/// apply. In the reference implementation the slices of other processes are zeros.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AllGather {
+    /// The shape of the whole value.
+    pub shape: Shape,
+    /// Its slices.
+    pub shards: Shards,
+}
+
+impl Operation for AllGather {
+    fn name(&self) -> &'static str {
+        "all_gather"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        self.shards.check(self.shape.elements())?;
+        expect_shape("the slice", &inputs[0], &[self.shards.own().len()])?;
+        Ok(vec![Type::f32(self.shape.clone())])
+    }
+
+    /// The gradient of a whole value is divided by its consumer; it does not pass through here.
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        if b.needs_gradient(0) { Err(b.unsupported("a slice has no gradient")) } else { Ok(()) }
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let (own, slice) = (self.shards.own(), inputs[0].data());
+        vec![Array::from_fn(&outputs[0].shape, |i| if own.contains(&i) { slice[i - own.start] } else { 0.0 })]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
+
     fn is_repeatable(&self) -> bool {
         false
     }

@@ -42,7 +42,7 @@ pub use batch_norm::{BatchNorm, BatchNormGrad};
 pub use conv::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
 pub use cosine::{CosineQkv, CosineQkvGrad, LEAST_LENGTH};
 pub use dropout::{Dropout, Granularity};
-pub use exchange::{AllReduce, PartSum};
+pub use exchange::{AllGather, AllReduce, PartSum, ReduceScatter, Shards};
 pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
@@ -294,11 +294,15 @@ operations!(
     SigmoidCrossEntropy,
     OneHotMax,
     GlobalNorm,
+    SquareSums,
+    NormOfSums,
     OptimiserUpdate,
     MovingAverage,
     GuardedUpdate,
     PartSum,
     AllReduce,
+    ReduceScatter,
+    AllGather,
 );
 
 impl Operation for Op {

@@ -37,6 +37,73 @@ impl Operation for GlobalNorm {
     }
 }
 
+/// Elements whose squares are added up before they are added to others.
+pub const SQUARES: usize = 1 << 13;
+
+/// Sums of the squares of up to [`SQUARES`] elements of a tensor, or of twice as many followed by a zero: the terms of
+/// [`GlobalNorm`] on the same device. A slice of a tensor that begins at a multiple of `2 * SQUARES` has the terms of its
+/// elements.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SquareSums;
+
+impl SquareSums {
+    /// The number of sums.
+    pub fn count(elements: usize) -> usize {
+        elements.div_ceil(SQUARES)
+    }
+}
+
+impl Operation for SquareSums {
+    fn name(&self) -> &'static str {
+        "square_sums"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 1)?;
+        Ok(vec![Type::f32([SquareSums::count(inputs[0].shape.elements())])])
+    }
+
+    fn evaluate(&self, inputs: &[&Array], outputs: &[Type]) -> Vec<Array> {
+        let mut sums = inputs[0].data().chunks(SQUARES).map(|chunk| chunk.iter().map(|v| v * v).sum());
+        vec![Array::from_fn(&outputs[0].shape, |_| sums.next().unwrap_or(0.0))]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
+}
+
+/// The [`GlobalNorm`] of tensors, to the bit, from the [`SquareSums`] of each in the same order.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NormOfSums;
+
+impl Operation for NormOfSums {
+    fn name(&self) -> &'static str {
+        "norm_of_sums"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        GlobalNorm.infer(inputs)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        let sum: f64 = inputs.iter().flat_map(|sums| sums.data()).sum();
+        vec![Array::filled(Shape::default(), sum.sqrt())]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
+}
+
 fn two_norm(elements: impl Iterator<Item = f64>) -> f64 {
     elements.map(|v| v * v).sum::<f64>().sqrt()
 }

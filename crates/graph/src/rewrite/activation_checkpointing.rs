@@ -159,7 +159,7 @@ fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
 }
 
 /// The scope up to its last number: `blocks.3` of `blocks.3.attn.qkv`.
-fn block_scope(scope: &str) -> Option<&str> {
+pub(super) fn block_scope(scope: &str) -> Option<&str> {
     let mut end = 0;
     let mut found = None;
     for part in scope.split('.') {

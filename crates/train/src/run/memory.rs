@@ -166,6 +166,7 @@ impl RunMemory {
         let step = TrainingStep::new(&config.architecture, recipe.batch, options.step_options(recipe))?;
         let memory = plan(&step.graph)?;
         let sizes = StateBytes::of(&step);
+        let optimiser = stored_state(&step);
         let frozen = frozen(&step);
         let inputs: u64 = step.graph.inputs().map(|(_, input)| input.ty.bytes() as u64).sum();
         drop(step);
@@ -173,8 +174,7 @@ impl RunMemory {
         let taken = before.device.map_or(0, |room| room.total - room.free);
         let small = SMALL_THINGS + if before.own_memory { inputs } else { 0 };
         let libraries = if before.own_memory { GPU_LIBRARIES } else { 0 };
-        let weights =
-            place("weights", (memory.stored_bytes as u64).saturating_sub(sizes.optimiser), MemoryPhase::Always);
+        let weights = place("weights", (memory.stored_bytes as u64).saturating_sub(optimiser), MemoryPhase::Always);
         // A device may keep frozen parameters in packed form only; the run keeps a copy for its checkpoints.
         let weights = MemoryPart { host: weights.host + frozen, ..weights };
         let mut parts = vec![
@@ -185,7 +185,7 @@ impl RunMemory {
                 when: MemoryPhase::Always,
             },
             weights,
-            place("optimiser", sizes.optimiser.min(memory.stored_bytes as u64), MemoryPhase::Always),
+            place("optimiser", optimiser.min(memory.stored_bytes as u64), MemoryPhase::Always),
             place("activations", memory.arena_bytes as u64, MemoryPhase::Always),
         ];
 
@@ -292,10 +292,17 @@ impl StateBytes {
         let (mut model, mut optimiser) = (0, 0);
         for (_, parameter) in step.graph.parameters() {
             let kept = if step.state.contains(&parameter.name) { &mut optimiser } else { &mut model };
-            *kept += 4 * parameter.shape.elements() as u64;
+            let shape = step.shards.get(&parameter.name).map_or(&parameter.shape, |sharded| &sharded.shape);
+            *kept += 4 * shape.elements() as u64;
         }
         StateBytes { model, optimiser }
     }
+}
+
+/// Bytes of the optimiser's state that this process has.
+fn stored_state(step: &TrainingStep) -> u64 {
+    let state = step.graph.parameters().filter(|(_, parameter)| step.state.contains(&parameter.name));
+    state.map(|(_, parameter)| 4 * parameter.shape.elements() as u64).sum()
 }
 
 /// Bytes of the parameters that a step does not change.
@@ -345,6 +352,7 @@ fn evaluation(workload: &Workload, plan: GraphPlan) -> Result<(u64, u64), TrainE
 mod tests {
     use super::*;
     use crate::processes::Processes;
+    use crate::step::sharding::ShardedState;
     use vit_system::host::MemoryLimit;
 
     fn workload(batch: usize) -> Workload {
@@ -366,6 +374,7 @@ mod tests {
             save_every: std::time::Duration::from_secs(300),
             recompute: false,
             processes: Processes::default(),
+            sharded: ShardedState::None,
         };
         let images = ImageSizes { count: 1000, mean: 3072.0, largest: 3072 };
         Workload { config, recipe, options, images, validation: 100, held: 0 }

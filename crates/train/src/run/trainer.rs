@@ -27,6 +27,7 @@ use crate::run::folder::RunFolder;
 use crate::run::progress::Pace;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::Setup;
+use crate::step::sharding::{ShardedState, Sharding};
 use crate::step::{StepError, StepOptions, TrainingStep};
 use interval::Interval;
 use record::Record;
@@ -45,14 +46,19 @@ pub struct TrainerOptions {
     pub recompute: bool,
     /// The processes that train together; the device must have their exchange.
     pub processes: Processes,
+    /// The state that these divide among them.
+    pub sharded: ShardedState,
 }
 
 impl TrainerOptions {
     /// The step that this process takes.
     pub(crate) fn step_options(&self, recipe: &Recipe) -> StepOptions {
+        let (rank, processes) = (self.processes.rank(), self.processes.size());
+        let sharding = Sharding { parameters: self.sharded == ShardedState::All, rank, processes };
         StepOptions {
             parts: self.processes.parts(recipe.parts),
-            exchange: self.processes.size() > 1,
+            exchange: processes > 1,
+            sharding: (processes > 1 && self.sharded != ShardedState::None).then_some(sharding),
             recompute: self.recompute,
             ..recipe.step_options()
         }
@@ -190,18 +196,19 @@ impl<'a> Trainer<'a> {
             began,
             seconds_before,
         };
-        let (is_over, steps) = (trainer.is_over(), trainer.session.steps);
-        match (trainer.session.position.step, &mut trainer.record) {
-            (_, None) => {}
-            (0, Some(record)) => {
-                record.unreadable.write(setup, record.run)?;
-                // A run that is killed before its first save can be resumed, too.
-                trainer.save()?;
+        let (step, is_over, steps) = (trainer.session.position.step, trainer.is_over(), trainer.session.steps);
+        if let Some(record) = &mut trainer.record {
+            match step {
+                0 => record.unreadable.write(setup, record.run)?,
+                _ => record.observer.note(&match is_over {
+                    true => format!("this run is finished: its last step was {step} of {steps}"),
+                    false => format!("going on after step {step} of {steps}"),
+                }),
             }
-            (step, Some(record)) => record.observer.note(&match is_over {
-                true => format!("this run is finished: its last step was {step} of {steps}"),
-                false => format!("going on after step {step} of {steps}"),
-            }),
+        }
+        if step == 0 {
+            // A run that is killed before its first save can be resumed, too.
+            trainer.save()?;
         }
         Ok(trainer)
     }
@@ -292,13 +299,16 @@ impl<'a> Trainer<'a> {
         Ok(())
     }
 
-    /// Writes the checkpoint that a resumed run continues from; rank 0 does.
+    /// Writes the checkpoint that a resumed run continues from: rank 0 does, and the others send it their slices.
     fn save(&mut self) -> Result<(), TrainError> {
         self.set_seconds();
-        if let Some(record) = &mut self.record {
-            record.log.sync()?;
-            record.run.last().save(&self.session.checkpoint(self.setup))?;
-            record.run.publish()?;
+        match &mut self.record {
+            Some(record) => {
+                record.log.sync()?;
+                record.run.last().save(&self.session.checkpoint(self.setup))?;
+                record.run.publish()?;
+            }
+            None => self.session.contribute_to_checkpoint()?,
         }
         (self.saved, self.unsaved) = (Instant::now(), false);
         Ok(())

@@ -5,6 +5,7 @@ use vit_graph::ops::{Adam, Lion, MovingAverage, OptimiserUpdate, Parameter, Scal
 use vit_graph::{Graph, GraphError, Init, Value};
 
 use crate::step::groups::{DecayOn, rate_factors};
+use crate::step::sharding::TrainedParameter;
 
 /// The optimisers by their names in a recipe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -149,7 +150,7 @@ impl Optimiser {
     pub(crate) fn build(
         &self,
         graph: &mut Graph,
-        trained: &[(Value, Parameter)],
+        trained: &[TrainedParameter],
         gradients: &[Value],
         all: &[&str],
         inputs: &UpdateInputs,
@@ -157,7 +158,8 @@ impl Optimiser {
         let mut rates: Vec<(f32, Value)> = vec![(1.0, inputs.rate)];
         let factors = rate_factors(all, self.layer_decay);
         let mut names = Vec::new();
-        for ((value, parameter), &gradient) in trained.iter().zip(gradients) {
+        for (trained, &gradient) in trained.iter().zip(gradients) {
+            let parameter = &trained.parameter;
             let factor = all.iter().position(|name| *name == parameter.name).map_or(1.0, |at| factors[at]);
             let rate = match rates.iter().find(|(f, _)| *f == factor) {
                 Some((_, rate)) => *rate,
@@ -170,16 +172,17 @@ impl Optimiser {
             let mut state = |graph: &mut Graph, suffix: &str| {
                 let name = format!("{}.{suffix}", parameter.name);
                 names.push(name.clone());
-                graph.value(Parameter::new(name, parameter.shape.clone(), Init::Zeros), &[])
+                graph.value(Parameter::new(name, trained.updated_shape(), Init::Zeros), &[])
             };
             let (op, suffixes) = self.op(parameter);
             let state_values = suffixes.iter().map(|suffix| state(graph, suffix)).collect::<Result<Vec<Value>, _>>()?;
-            let mut operands = vec![*value, gradient];
+            let mut operands = vec![trained.updated(graph)?, gradient];
             operands.extend(&state_values);
             operands.extend([rate, inputs.step, inputs.norm]);
             let node = graph.add(op, &operands)?;
-            for (output, target) in [*value].into_iter().chain(state_values).enumerate() {
-                graph.update(target, Value { node, output })?;
+            trained.update(graph, Value { node, output: 0 })?;
+            for (i, target) in state_values.into_iter().enumerate() {
+                graph.update(target, Value { node, output: i + 1 })?;
             }
             if let Some(decay) = inputs.average_decay {
                 let average = state(graph, "average")?;
@@ -247,8 +250,7 @@ mod tests {
             let gradients: Vec<Value> =
                 shapes.iter().map(|(name, shape)| input(&mut graph, &format!("{name}.g"), shape)).collect();
             let parameters = shapes.clone().map(|(name, shape)| {
-                let parameter = Parameter::new(name, shape, Init::Zeros);
-                (graph.value(parameter.clone(), &[]).unwrap(), parameter)
+                TrainedParameter::add(&mut graph, &Parameter::new(name, shape, Init::Zeros), None).unwrap()
             });
             let norm = graph.value(GlobalNorm, &gradients).unwrap();
             let inputs = UpdateInputs { rate, step, norm, average_decay: average.map(|_| decay) };

@@ -1,6 +1,6 @@
 //! Sums over the parts of a batch, in an order that does not depend on the number of processes.
 
-use vit_graph::ops::{AllReduce, Op, PartSum};
+use vit_graph::ops::{Op, PartSum};
 use vit_graph::{Graph, GraphError, Value};
 
 /// The sum of one value over parts, which are added in a balanced binary tree: `((0 + 1) + (2 + 3)) + ...`. A subtree is
@@ -11,31 +11,20 @@ pub(super) struct PartTree {
     subtrees: Vec<(usize, Value)>,
 }
 
-/// What happens to a sum when the last part of this process was added.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Completion {
-    /// More parts follow.
-    Open,
-    /// The sum is complete.
-    Local,
-    /// The sums of all processes are added.
-    Exchanged,
-}
-
 impl PartTree {
-    /// Adds the next part; returns the sum once it is complete, and a subtree's before.
-    pub fn add(&mut self, graph: &mut Graph, value: Value, completion: Completion) -> Result<Value, GraphError> {
+    /// Adds the next part; returns the sum with the last one, and a subtree's before.
+    pub fn add(&mut self, graph: &mut Graph, value: Value, last: bool) -> Result<Value, GraphError> {
         // The gradient of a parameter that the loss does not depend on: zero in all parts.
         if matches!(graph.node(value.node).op, Op::Constant(_)) {
             return Ok(value);
         }
         let (mut parts, mut sum) = (1, value);
-        let merges = |size: usize, parts: usize| size == parts || completion != Completion::Open;
+        let merges = |size: usize, parts: usize| size == parts || last;
         while let Some((size, left)) = self.subtrees.pop_if(|(size, _)| merges(*size, parts)) {
             (parts, sum) = (parts + size, graph.value(PartSum, &[left, sum])?);
         }
         self.subtrees.push((parts, sum));
-        if completion == Completion::Exchanged { graph.value(AllReduce, &[sum]) } else { Ok(sum) }
+        Ok(sum)
     }
 }
 
@@ -49,28 +38,26 @@ mod tests {
         let node = graph.node(value.node);
         match &node.op {
             Op::Input(input) => input.name.clone(),
-            Op::PartSum(_) => format!("({}+{})", written(graph, node.inputs[0]), written(graph, node.inputs[1])),
-            _ => format!("all {}", written(graph, node.inputs[0])),
+            _ => format!("({}+{})", written(graph, node.inputs[0]), written(graph, node.inputs[1])),
         }
     }
 
-    fn sum(parts: std::ops::Range<usize>, last: Completion) -> String {
+    fn sum(parts: std::ops::Range<usize>) -> String {
         let (mut graph, mut tree) = (Graph::new(), PartTree::default());
         let mut total = None;
         for part in parts.clone() {
             let ty = Type::f32(Shape::default());
             let value = graph.value(Input { name: part.to_string(), ty }, &[]).unwrap();
-            let completion = if part + 1 == parts.end { last } else { Completion::Open };
-            total = Some(tree.add(&mut graph, value, completion).unwrap());
+            total = Some(tree.add(&mut graph, value, part + 1 == parts.end).unwrap());
         }
         written(&graph, total.unwrap())
     }
 
     #[test]
     fn processes_add_whole_subtrees() {
-        assert_eq!(sum(0..1, Completion::Local), "0");
-        assert_eq!(sum(0..8, Completion::Local), "(((0+1)+(2+3))+((4+5)+(6+7)))");
-        assert_eq!(sum(4..8, Completion::Exchanged), "all ((4+5)+(6+7))");
-        assert_eq!(sum(0..7, Completion::Local), "(((0+1)+(2+3))+((4+5)+6))");
+        assert_eq!(sum(0..1), "0");
+        assert_eq!(sum(0..8), "(((0+1)+(2+3))+((4+5)+(6+7)))");
+        assert_eq!(sum(4..8), "((4+5)+(6+7))");
+        assert_eq!(sum(0..7), "(((0+1)+(2+3))+((4+5)+6))");
     }
 }

@@ -1,11 +1,12 @@
 //! The forward and backward passes of a step, one pair per micro-batch, and their sums over micro-batches and parts.
 
 use vit_graph::autodiff::{Finish, finish_gradients};
-use vit_graph::ops::{Binary, Op, Operation, Reshape, Scale, Slice, SyncedParts};
+use vit_graph::ops::{AllReduce, Binary, Op, Reshape, Scale, Slice, SyncedParts};
 use vit_graph::{Graph, GraphError, Inlined, Inlining, Node, Value};
 
 use super::objective::Heads;
-use super::part_sums::{Completion, PartTree};
+use super::part_sums::PartTree;
+use super::sharding::{GradientSlices, TrainedParameter};
 use super::{Inputs, StepError, StepOptions};
 
 /// What the passes of a step are made of.
@@ -14,14 +15,15 @@ pub(super) struct Passes<'a> {
     pub forward: &'a Graph,
     pub inputs: &'a Inputs,
     pub options: &'a StepOptions,
-    /// The trained parameters.
+    pub trained: &'a [TrainedParameter],
+    /// The whole trained parameters.
     pub wrt: &'a [Value],
 }
 
 /// Sums over the batch.
 pub(super) struct BatchSums {
     pub loss: Value,
-    /// In the order of [`Passes::wrt`].
+    /// In the order of [`Passes::trained`]; of a parameter that is updated in slices, this process's.
     pub gradients: Vec<Value>,
     /// Running statistics of batch norms by name; of parts that are normalised separately, their mean.
     pub statistics: Vec<(String, Value)>,
@@ -44,18 +46,27 @@ impl Passes<'_> {
         let own = self.options.parts.own.clone();
         let mut gradient_trees = vec![PartTree::default(); self.wrt.len()];
         let (mut loss_tree, mut statistics_trees) = (PartTree::default(), Vec::new());
+        let mut slices = GradientSlices::new(self.trained);
         let mut sums = Err(StepError::NoPart);
         for part in own.clone() {
-            let completion = self.completion(part);
-            let mut add = |graph: &mut Graph, i: usize, gradient| gradient_trees[i].add(graph, gradient, completion);
+            let last = part + 1 == own.end;
+            let mut add = |graph: &mut Graph, i: usize, gradient| {
+                let sum = gradient_trees[i].add(graph, gradient, last)?;
+                if last { self.exchanged_gradient(graph, i, sum, &mut slices) } else { Ok(sum) }
+            };
             let BatchSums { loss, gradients, statistics } = self.part(graph, part, logits, &mut add)?;
-            let loss = loss_tree.add(graph, loss, completion)?;
+            let loss = loss_tree.add(graph, loss, last)?;
             statistics_trees.resize_with(statistics.len(), PartTree::default);
             let added = statistics.into_iter().zip(&mut statistics_trees);
-            let added = added.map(|((name, value), tree)| Ok((name, tree.add(graph, value, completion)?)));
+            let added = added.map(|((name, value), tree)| Ok((name, tree.add(graph, value, last)?)));
             sums = Ok(BatchSums { loss, gradients, statistics: added.collect::<Result<_, GraphError>>()? });
         }
         let mut sums = sums?;
+        sums.gradients = slices.finish(graph, &sums.gradients)?;
+        sums.loss = self.exchanged(graph, sums.loss)?;
+        for (_, sum) in &mut sums.statistics {
+            *sum = self.exchanged(graph, *sum)?;
+        }
         if self.options.parts.count > 1 {
             for (_, sum) in &mut sums.statistics {
                 *sum = graph.value(Scale(1.0 / self.options.parts.count as f32), &[*sum])?;
@@ -64,13 +75,31 @@ impl Passes<'_> {
         Ok(sums)
     }
 
-    /// What follows when a part was added to a sum.
-    fn completion(&self, part: usize) -> Completion {
-        match (part + 1 == self.options.parts.own.end, self.options.exchange) {
-            (false, _) => Completion::Open,
-            (true, false) => Completion::Local,
-            (true, true) => Completion::Exchanged,
+    /// The sum over all processes of the sum over this process's parts.
+    fn exchanged(&self, graph: &mut Graph, sum: Value) -> Result<Value, GraphError> {
+        // The gradient of a parameter that the loss does not depend on: zero in all processes.
+        let is_zero = matches!(graph.node(sum.node).op, Op::Constant(_));
+        if self.options.exchange && !is_zero { graph.value(AllReduce, &[sum]) } else { Ok(sum) }
+    }
+
+    /// The same of a gradient; of one that is updated in slices, only this process's slice is complete.
+    fn exchanged_gradient(
+        &self,
+        graph: &mut Graph,
+        i: usize,
+        sum: Value,
+        slices: &mut GradientSlices,
+    ) -> Result<Value, GraphError> {
+        let is_zero = matches!(graph.node(sum.node).op, Op::Constant(_));
+        match if is_zero { None } else { slices.scatter(graph, i, sum)? } {
+            Some(scattered) => Ok(scattered),
+            None => self.exchanged(graph, sum),
         }
+    }
+
+    /// The trained parameters by name.
+    fn named<'a>(&'a self, values: &'a [Value]) -> Vec<(&'a str, Value)> {
+        self.trained.iter().map(|trained| trained.parameter.name.as_str()).zip(values.iter().copied()).collect()
     }
 
     /// Adds the passes of one part, whose gradients go through `finish` as soon as they are complete.
@@ -84,7 +113,8 @@ impl Passes<'_> {
         let accumulate = self.options.accumulate.max(1);
         let (mut sums, mut statistics): (Option<(Value, Vec<Value>)>, _) = (None, Statistics::default());
         for micro_batch in part * accumulate..(part + 1) * accumulate {
-            let MicroBatch { inlining, targets, teacher } = self.micro_batch(graph, micro_batch, &statistics, &[])?;
+            let MicroBatch { inlining, targets, teacher } =
+                self.micro_batch(graph, micro_batch, &statistics, self.wrt)?;
             let inlined = graph.inline(self.forward, &inlining)?;
             statistics = Statistics::after(self.forward, &inlined);
             let (share, outcome) = self.share_of_loss(graph, &inlined, targets, teacher)?;
@@ -107,6 +137,9 @@ impl Passes<'_> {
     /// of all parts of this process are in memory at once.
     fn all_parts_together(&self, graph: &mut Graph, logits: &mut Vec<Value>) -> Result<BatchSums, StepError> {
         let (own, accumulate) = (self.options.parts.own.clone(), self.options.accumulate.max(1));
+        if own.is_empty() {
+            return Err(StepError::NoPart);
+        }
         let (parts, trained) = (own.len(), self.wrt.len());
         let synced = SyncedParts { parts: self.options.parts.count, own: parts, exchange: self.options.exchange };
         // Every part has its own view of the parameters, by which its gradients are distinguished.
@@ -115,21 +148,16 @@ impl Passes<'_> {
             let shape = graph.shape(parameter).clone();
             views.push(graph.value(Reshape(shape), &[parameter])?);
         }
-        let names = self.wrt.iter().map(|v| match &graph.node(v.node).op {
-            Op::Parameter(parameter) => parameter.name.clone(),
-            other => unreachable!("{} is not a parameter", other.name()),
-        });
-        let names: Vec<String> = names.collect();
 
         let mut outcomes = vec![Vec::new(); parts];
         let (mut losses, mut sums): (Vec<Value>, Option<Vec<Value>>) = (Vec::new(), None);
         let mut totals: Vec<Option<Value>> = vec![None; trained];
+        let mut slices = GradientSlices::new(self.trained);
         let mut statistics = Statistics::default();
         for pass in 0..accumulate {
             let mut micro_batches = Vec::new();
             for (part, views) in own.clone().zip(views.chunks(trained)) {
-                let given: Vec<(&str, Value)> = names.iter().map(String::as_str).zip(views.iter().copied()).collect();
-                micro_batches.push(self.micro_batch(graph, part * accumulate + pass, &statistics, &given)?);
+                micro_batches.push(self.micro_batch(graph, part * accumulate + pass, &statistics, views)?);
             }
             let (inlinings, labels): (Vec<_>, Vec<_>) =
                 micro_batches.into_iter().map(|m| (m.inlining, (m.targets, m.teacher))).unzip();
@@ -148,7 +176,8 @@ impl Passes<'_> {
                 let parameter = i % trained;
                 let of_parts: Option<Vec<Value>> = complete.iter().skip(parameter).step_by(trained).copied().collect();
                 if let Some(of_parts) = of_parts.filter(|_| pass + 1 == accumulate) {
-                    totals[parameter] = self.sum(graph, &of_parts)?;
+                    let sum = sum(graph, &of_parts)?;
+                    totals[parameter] = Some(self.exchanged_gradient(graph, parameter, sum, &mut slices)?);
                 }
                 Ok(gradient)
             };
@@ -162,26 +191,19 @@ impl Passes<'_> {
             };
         }
         logits.extend(outcomes.into_iter().flatten());
-        let loss = self.sum(graph, &losses)?.ok_or(StepError::NoPart)?;
-        Ok(BatchSums { loss, gradients: totals.into_iter().flatten().collect(), statistics: statistics.0 })
+        let gradients: Vec<Value> = totals.into_iter().flatten().collect();
+        let gradients = slices.finish(graph, &gradients)?;
+        let loss = sum(graph, &losses)?;
+        Ok(BatchSums { loss: self.exchanged(graph, loss)?, gradients, statistics: statistics.0 })
     }
 
-    /// The sum over all parts of the values of this process's parts.
-    fn sum(&self, graph: &mut Graph, of_parts: &[Value]) -> Result<Option<Value>, GraphError> {
-        let (mut tree, mut sum) = (PartTree::default(), None);
-        for (part, value) in self.options.parts.own.clone().zip(of_parts) {
-            sum = Some(tree.add(graph, *value, self.completion(part))?);
-        }
-        Ok(sum)
-    }
-
-    /// The slices of the step's inputs that a micro-batch consists of. `parameters` replace those of the model.
+    /// The slices of the step's inputs that a micro-batch consists of, and the trained parameters that it reads.
     fn micro_batch<'a>(
-        &self,
+        &'a self,
         graph: &mut Graph,
         micro_batch: usize,
         statistics: &'a Statistics,
-        parameters: &[(&'a str, Value)],
+        parameters: &'a [Value],
     ) -> Result<MicroBatch<'a>, GraphError> {
         let Passes { forward, inputs, options, .. } = self;
         let accumulate = options.accumulate.max(1);
@@ -196,7 +218,7 @@ impl Passes<'_> {
         let teacher = inputs.teacher.map(own).transpose()?;
         let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
         let given = [("image", image)].into_iter().chain(inputs.seed.map(|seed| ("seed", seed))).chain(known);
-        let given = given.chain(parameters.iter().copied()).collect();
+        let given = given.chain(self.named(parameters)).collect();
         let inlining = Inlining { given, streams: micro_batch as u32 * forward.random_streams() };
         Ok(MicroBatch { inlining, targets, teacher })
     }
@@ -219,6 +241,15 @@ impl Passes<'_> {
         let share = if all == 1 { loss } else { graph.value(share, &[loss])? };
         Ok((share, inlined.value(forward.output("logits")?)))
     }
+}
+
+/// The sum of the values of this process's parts.
+fn sum(graph: &mut Graph, of_parts: &[Value]) -> Result<Value, GraphError> {
+    let (mut tree, mut sum) = (PartTree::default(), of_parts[0]);
+    for (part, value) in of_parts.iter().enumerate() {
+        sum = tree.add(graph, *value, part + 1 == of_parts.len())?;
+    }
+    Ok(sum)
 }
 
 /// The operands of a forward pass and its loss.

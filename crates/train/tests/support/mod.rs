@@ -14,7 +14,7 @@ use vit_graph::device::Device;
 use vit_models::weights::Weights;
 use vit_train::{
     ChangedData, Existing, Finished, Launch, ModelChoice, Observer, Processes, Progress, Recipe, RunFolder,
-    RunSettings, Setup, Snapshot, TrainError, TrainerOptions, train,
+    RunSettings, Setup, ShardedState, Snapshot, TrainError, TrainerOptions, train,
 };
 
 /// Images of three classes that differ in colour, 16 pixels wide.
@@ -67,6 +67,7 @@ pub fn options(threads: usize) -> TrainerOptions {
         save_every: Duration::from_secs(3600),
         recompute: false,
         processes: Processes::default(),
+        sharded: ShardedState::None,
     }
 }
 

@@ -1,11 +1,11 @@
-//! Messages through host memory: copied from the GPU, added by the processes in a host function, and copied back.
+//! Messages through host memory: copied from the GPU, exchanged by the processes in a host function, and copied back.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys as cu;
 use vit_graph::GraphError;
-use vit_graph::exchange::Exchange;
+use vit_graph::exchange::{Collective, Exchange};
 
 use super::StreamBucket;
 use crate::driver::memory::PinnedBuffer;
@@ -24,6 +24,8 @@ pub(super) struct HostCarrier {
 struct HostMessage {
     values: *mut f32,
     elements: usize,
+    collective: Collective,
+    lengths: Vec<usize>,
     exchange: Arc<dyn Exchange>,
     failure: Arc<Mutex<Option<GraphError>>>,
 }
@@ -42,7 +44,9 @@ impl HostCarrier {
         let failure = Arc::new(Mutex::new(None));
         let message = |bucket: &StreamBucket| {
             let (values, elements) = (staging.element(0), bucket.bytes() / 4);
-            Box::new(HostMessage { values, elements, exchange: exchange.clone(), failure: failure.clone() })
+            let (collective, lengths) = (bucket.collective, bucket.lengths.clone());
+            let (exchange, failure) = (exchange.clone(), failure.clone());
+            Box::new(HostMessage { values, elements, collective, lengths, exchange, failure })
         };
         Ok(HostCarrier { messages: buckets.iter().map(message).collect(), failure, _staging: staging })
     }
@@ -52,7 +56,7 @@ impl HostCarrier {
     /// `self` and the memory of the values must live until the stream is synchronised, which must run no other messages.
     pub unsafe fn enqueue(&self, index: usize, bucket: &StreamBucket, stream: &Stream) -> Result<(), GraphError> {
         let message = &*self.messages[index];
-        for value in &bucket.values {
+        for value in &bucket.pieces {
             // SAFETY: the message has the length of all values; the caller guarantees their memory. The copies and the host
             // function before it in this stream are done with the message.
             let result = unsafe {
@@ -65,7 +69,7 @@ impl HostCarrier {
         // SAFETY: the message is boxed, and the caller keeps it until the stream has run the function.
         let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange), data.cast_mut().cast()) };
         check(result, "exchanging gradients")?;
-        for value in &bucket.values {
+        for value in &bucket.pieces {
             // SAFETY: as above.
             let result = unsafe {
                 let from = message.values.byte_add(value.offset).cast();
@@ -81,7 +85,7 @@ impl HostCarrier {
     }
 }
 
-/// Adds a message over all processes; on a thread of the driver, in the order of the stream.
+/// Exchanges a message with all processes; on a thread of the driver, in the order of the stream.
 unsafe extern "C" fn exchange(message: *mut c_void) {
     // SAFETY: `HostCarrier::enqueue` passes a message that lives until the stream has run this function.
     let message = unsafe { &*message.cast::<HostMessage>() };
@@ -91,7 +95,7 @@ unsafe extern "C" fn exchange(message: *mut c_void) {
     }
     // SAFETY: the stream has copied the values, and continues when this function returns.
     let values = unsafe { std::slice::from_raw_parts_mut(message.values, message.elements) };
-    if let Err(error) = message.exchange.all_reduce(values) {
+    if let Err(error) = message.collective.exchange(message.exchange.as_ref(), values, &message.lengths) {
         *failure() = Some(error);
     }
 }

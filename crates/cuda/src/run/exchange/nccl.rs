@@ -1,11 +1,12 @@
 //! Messages between GPUs by NCCL. In the fixed order, each slice of a vector goes to its owner, which adds the contributions
 //! of all ranks in the tree of `vit_cluster::tree_sum`, and the sums are gathered.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use vit_cluster::slice;
 use vit_graph::GraphError;
-use vit_graph::exchange::{Alone, Exchange};
+use vit_graph::exchange::{Alone, Collective, Exchange};
 
 use super::{BucketValue, StreamBucket};
 use crate::compile::{self, KernelVariant};
@@ -146,10 +147,13 @@ struct NcclBucket {
     gather: Vec<ReadyLaunch>,
     scatter: Vec<ReadyLaunch>,
     vectors: Vec<DeviceVector>,
+    /// The slice of each rank, of every vector.
+    slices: Vec<Vec<Range<usize>>>,
+    collective: Collective,
     ordered: Option<OrderedSum>,
 }
 
-/// Sums in the fixed order.
+/// Sums in the fixed order. The first exchange alone scatters sums, the second alone gathers slices.
 #[derive(Default)]
 struct OrderedSum {
     slices_to_owners: Vec<DeviceMessage>,
@@ -159,45 +163,56 @@ struct OrderedSum {
     sums: Vec<DeviceMessage>,
 }
 
-/// The small values of a bucket.
-fn small(bucket: &StreamBucket) -> impl Iterator<Item = &BucketValue> {
-    bucket.values.iter().filter(|value| value.bytes < MIN_MESSAGE)
+/// Whether a value travels with other small ones; never one of which processes have slices.
+fn is_small(value: &BucketValue) -> bool {
+    value.bytes < MIN_MESSAGE && value.shards.is_none()
 }
 
 impl NcclBucket {
     /// Without sums in the fixed order.
-    fn new(bucket: &StreamBucket, gathered: u64) -> NcclBucket {
-        let large = bucket.values.iter().filter(|value| value.bytes >= MIN_MESSAGE);
-        let mut vectors: Vec<DeviceVector> =
-            large.map(|value| DeviceVector { address: value.address, elements: value.bytes / 4 }).collect();
+    fn new(bucket: &StreamBucket, gathered: u64, size: usize) -> NcclBucket {
+        let even = |elements: usize| (0..size).map(|rank| slice(elements, rank, size)).collect::<Vec<_>>();
+        let (mut vectors, mut slices) = (Vec::new(), Vec::new());
+        for value in bucket.values.iter().filter(|value| value.bytes > 0 && !is_small(value)) {
+            let elements = value.bytes / 4;
+            vectors.push(DeviceVector { address: value.address, elements });
+            slices.push(match &value.shards {
+                Some(shards) => (0..size).map(|rank| shards.range(rank)).collect(),
+                None => even(elements),
+            });
+        }
         let (mut gather, mut scatter, mut end) = (Vec::new(), Vec::new(), gathered);
-        for &BucketValue { address, bytes, .. } in small(bucket) {
+        for &BucketValue { address, bytes, .. } in
+            bucket.values.iter().filter(|value| value.bytes > 0 && is_small(value))
+        {
             gather.push(ReadyLaunch::Copy { to: end, from: address, bytes });
             scatter.push(ReadyLaunch::Copy { to: address, from: end, bytes });
             end += bytes as u64;
         }
         if end > gathered {
-            vectors.push(DeviceVector { address: gathered, elements: (end - gathered) as usize / 4 });
+            let elements = (end - gathered) as usize / 4;
+            vectors.push(DeviceVector { address: gathered, elements });
+            slices.push(even(elements));
         }
-        NcclBucket { gather, scatter, vectors, ordered: None }
+        NcclBucket { gather, scatter, vectors, slices, collective: bucket.collective, ordered: None }
     }
 }
 
 impl NcclCarrier {
     pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
         let (rank, size) = group.place();
-        let small_bytes = |bucket: &StreamBucket| small(bucket).map(|value| value.bytes).sum();
-        let gathered_bytes = buckets.iter().map(small_bytes).max().unwrap_or(0);
+        let small = |bucket: &&StreamBucket| bucket.values.iter().filter(|v| is_small(v)).map(|v| v.bytes).sum();
+        let gathered_bytes = buckets.iter().map(|bucket| small(&bucket)).max().unwrap_or(0);
         let gathered = DeviceBuffer::new(gpu, gathered_bytes, "messages to other GPUs")?;
         let mut buckets: Vec<NcclBucket> =
-            buckets.iter().map(|bucket| NcclBucket::new(bucket, gathered.address)).collect();
-        let own_bytes = |vector: &DeviceVector| 4 * slice(vector.elements, rank, size).len();
-        let largest = buckets.iter().map(|bucket| bucket.vectors.iter().map(own_bytes).sum()).max().unwrap_or(0);
+            buckets.iter().map(|bucket| NcclBucket::new(bucket, gathered.address, size)).collect();
+        let own_bytes = |bucket: &NcclBucket| bucket.slices.iter().map(|slices| 4 * slices[rank].len()).sum();
+        let largest = buckets.iter().map(own_bytes).max().unwrap_or(0);
         let contributions = DeviceBuffer::new(gpu, (size - 1) * largest, "messages of other GPUs")?;
-        if group.fixed_order && size > 1 {
-            for bucket in &mut buckets {
-                bucket.ordered = Some(OrderedSum::new(gpu, (rank, size), &bucket.vectors, contributions.address)?);
-            }
+        let in_order = |bucket: &NcclBucket| group.fixed_order || bucket.collective != Collective::AllReduce;
+        for bucket in buckets.iter_mut().filter(|bucket| size > 1 && in_order(bucket)) {
+            let vectors = bucket.vectors.iter().zip(&bucket.slices);
+            bucket.ordered = Some(OrderedSum::new(gpu, rank, vectors, contributions.address)?);
         }
         Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _gathered: gathered, _contributions: contributions })
     }
@@ -216,11 +231,17 @@ impl NcclCarrier {
             bucket.gather.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
             match &bucket.ordered {
                 Some(sum) => {
-                    communicator.exchange(&sum.slices_to_owners, &sum.contributions, raw)?;
-                    sum.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
-                    communicator.exchange(&sum.sums_to_all, &sum.sums, raw)?;
+                    if bucket.collective != Collective::AllGather {
+                        communicator.exchange(&sum.slices_to_owners, &sum.contributions, raw)?;
+                        sum.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
+                    }
+                    if bucket.collective != Collective::ReduceScatter {
+                        communicator.exchange(&sum.sums_to_all, &sum.sums, raw)?;
+                    }
                 }
-                None => communicator.all_reduce(&bucket.vectors, raw)?,
+                None if bucket.collective == Collective::AllReduce => communicator.all_reduce(&bucket.vectors, raw)?,
+                // One rank has all slices.
+                None => {}
             }
             bucket.scatter.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
         }
@@ -232,18 +253,18 @@ impl NcclCarrier {
 }
 
 impl OrderedSum {
-    /// Of vectors at the same offsets in all ranks; `others` has room for the other ranks' contributions to this rank's
-    /// slices.
-    fn new(
+    /// Of vectors with the slice of each rank; `others` has room for the other ranks' contributions to this rank's slices.
+    fn new<'a>(
         gpu: &Gpu,
-        (rank, size): (usize, usize),
-        vectors: &[DeviceVector],
+        rank: usize,
+        vectors: impl Iterator<Item = (&'a DeviceVector, &'a Vec<Range<usize>>)>,
         mut others: u64,
     ) -> Result<OrderedSum, GraphError> {
         let mut all = OrderedSum::default();
-        for vector in vectors {
+        for (vector, slices) in vectors {
+            let size = slices.len();
             let part = |owner: usize, peer: usize| {
-                let range = slice(vector.elements, owner, size);
+                let range = &slices[owner];
                 DeviceMessage { peer, address: vector.address + 4 * range.start as u64, bytes: 4 * range.len() }
             };
             let (own, first) = (part(rank, rank), others);
@@ -315,7 +336,9 @@ mod tests {
             message.upload(start, &bytes(&row(rank))).unwrap();
             contributions.upload(contributions.address, &bytes(&others)).unwrap();
             let vector = DeviceVector { address: message.address, elements };
-            let sum = OrderedSum::new(&gpu, (rank, size), &[vector], contributions.address).unwrap();
+            let slices = (0..size).map(|rank| slice(elements, rank, size)).collect();
+            let vectors = [(&vector, &slices)].into_iter();
+            let sum = OrderedSum::new(&gpu, rank, vectors, contributions.address).unwrap();
             let stream = Stream::new().unwrap();
             // SAFETY: the context is current, and both buffers have the lengths that the kernel was prepared for.
             unsafe { sum.adds[0].enqueue(&gpu, &stream) }.unwrap();

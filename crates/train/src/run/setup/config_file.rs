@@ -9,6 +9,7 @@ use super::Setup;
 use crate::error::TrainError;
 use crate::recipe::Recipe;
 use crate::run::folder::RunFolder;
+use crate::step::sharding::ShardedState;
 
 /// What a run depends on besides its recipe: the `[run]` section of its `config.toml`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,6 +64,9 @@ pub struct Launch {
     pub save_every: Option<f64>,
     /// Whether activations are recomputed in the backward pass.
     pub recompute: bool,
+    /// The state that several processes divide among them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<ShardedState>,
 }
 
 /// The content of a run's `config.toml`.

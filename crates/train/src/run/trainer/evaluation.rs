@@ -29,10 +29,20 @@ impl Trainer<'_> {
                 !stop.load(Ordering::Relaxed)
             };
             let effort = EvaluationEffort { threads: options.threads, worst: 0, processes: &options.processes };
-            match evaluator.run(validation.as_ref(), &effort, progress)? {
+            let outcome = match evaluator.run(validation.as_ref(), &effort, progress)? {
                 Evaluated::Interrupted => return Ok(false),
-                Evaluated::Elsewhere => {}
-                Evaluated::Here(outcome) => self.conclude(&outcome, validation.len())?,
+                Evaluated::Elsewhere => None,
+                Evaluated::Here(outcome) => Some(outcome),
+            };
+            let better = outcome.as_ref().map(|outcome| self.conclude(outcome, validation.len())).transpose()?;
+            // Of all processes, since each may have slices of the model.
+            let better = options.processes.of_root(better.unwrap_or(false))?;
+            if better {
+                self.save_best()?;
+            }
+            if let (Some(outcome), Some(record)) = (&outcome, &mut self.record) {
+                self.session.set_improved(better);
+                record.observer.evaluated(self.session.position.step, outcome, better);
             }
             self.session.share_position()?;
         }
@@ -46,23 +56,36 @@ impl Trainer<'_> {
         Ok(true)
     }
 
-    /// Reports an evaluation, unless too many of its images could not be read.
-    fn conclude(&mut self, outcome: &EvaluationOutcome, images: usize) -> Result<(), TrainError> {
-        let Some(Record { run, observer, unreadable, .. }) = &mut self.record else { return Ok(()) };
+    /// Logs an evaluation, unless too many of its images could not be read. Whether the model is the best so far.
+    fn conclude(&mut self, outcome: &EvaluationOutcome, images: usize) -> Result<bool, TrainError> {
+        let Some(Record { run, observer, unreadable, .. }) = &mut self.record else { return Ok(false) };
         unreadable.met_in_validation(&outcome.unreadable, *observer);
         let limit = UnreadableLimit { share: self.setup.settings.max_unreadable, ..UnreadableLimit::default() };
         if limit.is_exceeded(outcome.unreadable.len(), images) {
             unreadable.write(self.setup, run)?;
-            self.save()?;
+            // Slices of other processes are not at hand here.
+            if self.session.has_all_state() {
+                self.save()?;
+            }
             return Err(too_many(&outcome.unreadable, images, limit.share));
         }
         self.log_evaluation(outcome)
     }
 
-    /// Logs an evaluation, and saves the model if it is the best so far.
-    fn log_evaluation(&mut self, outcome: &EvaluationOutcome) -> Result<(), TrainError> {
-        let (session, Some(Record { run, observer, log, .. })) = (&mut self.session, &mut self.record) else {
-            return Ok(());
+    /// Saves the model as the best: rank 0 does, and the others send it their slices.
+    fn save_best(&mut self) -> Result<(), TrainError> {
+        match &self.record {
+            Some(record) => record.run.best().save(&self.session.best_snapshot(self.setup)?)?,
+            None if self.session.has_all_state() => {}
+            None => drop(self.session.best_snapshot(self.setup)?),
+        }
+        Ok(())
+    }
+
+    /// Logs an evaluation. Whether the model is the best so far.
+    fn log_evaluation(&mut self, outcome: &EvaluationOutcome) -> Result<bool, TrainError> {
+        let (session, Some(Record { observer, log, .. })) = (&mut self.session, &mut self.record) else {
+            return Ok(false);
         };
         let step = session.position.step;
         let ((metric, value), loss) = (outcome.evaluation.score(), outcome.evaluation.loss());
@@ -76,11 +99,8 @@ impl Trainer<'_> {
         log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
         if better {
             session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
-            run.best().save(&session.best_snapshot(self.setup)?)?;
         }
-        session.set_improved(better);
-        observer.evaluated(step, outcome, better);
-        Ok(())
+        Ok(better)
     }
 }
 

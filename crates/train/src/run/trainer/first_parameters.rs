@@ -1,13 +1,14 @@
 //! The parameters that a session starts with.
 
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use vit_graph::device::{Initial, Parameters};
 use vit_graph::ops::Parameter;
 use vit_models::weights::{Tensor, Weights};
 
 use crate::run::setup::FirstWeights;
+use crate::step::sharding::ShardedTensor;
 
 /// The model's parameters from its first weights, the optimiser's from a snapshot or zero. Keeps a copy of parameters that
 /// steps do not change, since a device may keep these in another form only.
@@ -18,6 +19,8 @@ pub(super) struct FirstParameters<'a> {
     /// Names of the optimiser's tensors.
     pub names: &'a [String],
     pub seed: u64,
+    /// The tensors of which this process takes a slice.
+    pub shards: &'a BTreeMap<String, ShardedTensor>,
     /// Names of parameters that steps change.
     pub changed: &'a HashSet<String>,
     pub unchanged: Weights,
@@ -33,10 +36,20 @@ impl Parameters for FirstParameters<'_> {
     }
 
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        let Some(ShardedTensor { shape, shards }) = self.shards.get(&parameter.name) else {
+            return self.take_whole(parameter).map(Cow::Owned);
+        };
+        let whole = Parameter { shape: shape.clone(), ..parameter.clone() };
+        self.take_whole(&whole).map(|data| Cow::Owned(data[shards.own()].to_vec()))
+    }
+}
+
+impl FirstParameters<'_> {
+    fn take_whole(&mut self, parameter: &Parameter) -> Option<Vec<f32>> {
         let name = &parameter.name;
         if self.names.contains(name) {
             let zeros = || vec![0.0; parameter.shape.elements()];
-            return Some(Cow::Owned(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data)));
+            return Some(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data));
         }
         let data = match &mut self.first {
             FirstWeights::Given(weights) => weights.tensors.remove(name)?.data,
@@ -46,6 +59,6 @@ impl Parameters for FirstParameters<'_> {
             let tensor = Tensor { shape: parameter.shape.to_vec(), data: data.clone() };
             self.unchanged.tensors.insert(name.clone(), tensor);
         }
-        Some(Cow::Owned(data))
+        Some(data)
     }
 }

@@ -27,18 +27,23 @@ impl Trainer<'_> {
         }
         session.set_step(unchanged_since);
         let (mut kept, mut path) = (Kept::Saved { step: unchanged_since }, PathBuf::new());
-        if let Some(Record { run, .. }) = record {
-            path = run.last().path().into();
-            if session.is_finite()? {
-                run.last().save(&session.checkpoint(setup))?;
-            } else {
-                kept = Kept::Before { step: run.last().open()?.snapshot.position.step };
+        let finite = session.is_finite()?;
+        match record {
+            Some(Record { run, .. }) => {
+                path = run.last().path().into();
+                if finite {
+                    run.last().save(&session.checkpoint(setup))?;
+                } else {
+                    kept = Kept::Before { step: run.last().open()?.snapshot.position.step };
+                }
             }
+            None if finite => session.contribute_to_checkpoint()?,
+            None => {}
         }
         // After saving, since the search may run out of memory.
         let snapshot = session.snapshot(setup)?;
         // Of its own parts alone, since the processes find it at different operations.
-        let own = StepOptions { exchange: false, ..options.step_options(&setup.recipe) };
+        let own = StepOptions { exchange: false, sharding: None, ..options.step_options(&setup.recipe) };
         let own = TrainingStep::new(&setup.config.architecture, setup.recipe.batch, own)?;
         let place = session.find_non_finite(*device, &own.graph, snapshot, step).ok().flatten();
         let found = options.processes.gather(serde_json::to_vec(&place).unwrap_or_default())?;

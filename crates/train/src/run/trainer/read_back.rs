@@ -15,6 +15,7 @@ use crate::evaluate::evaluation_batch;
 use crate::evaluate::evaluator::Evaluator;
 use crate::run::saving::{CheckpointSource, RunPosition, SaveError, Snapshot};
 use crate::run::setup::Setup;
+use crate::step::sharding::ShardedTensor;
 
 impl Session {
     /// The model compiled for evaluation, if there is something to evaluate it on.
@@ -22,7 +23,11 @@ impl Session {
         let Some(validation) = &setup.validation else { return Ok(None) };
         let batch = evaluation_batch(&setup.recipe).clamp(1, validation.len().max(1));
         let compile = |parameters: &mut dyn Parameters| Evaluator::new(device, &setup.config, parameters, batch);
-        self.with_evaluated_parameters(compile).map(Some)
+        // Rank 0 compiles first, when the others cannot send their slices yet.
+        match self.has_all_state() {
+            true => self.with_evaluated_parameters(compile).map(Some),
+            false => compile(&mut UnsetParameters).map(Some),
+        }
     }
 
     /// Hands the present parameters over to the model that is evaluated.
@@ -51,6 +56,15 @@ impl Session {
         Ok(Snapshot { config, weights, optimiser, position: self.position.clone() })
     }
 
+    /// Sends this process's slices to the process that writes the checkpoint.
+    pub fn contribute_to_checkpoint(&self) -> Result<(), TrainError> {
+        if !self.has_all_state() {
+            self.read_each(false, |_, _| {})?;
+            self.read_each(true, |_, _| {})?;
+        }
+        Ok(())
+    }
+
     /// The model as it is evaluated, without the optimiser's state.
     pub fn best_snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
         let mut weights = self.unchanged.clone();
@@ -64,27 +78,33 @@ impl Session {
         Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
     }
 
-    /// Whether all parameters and the optimiser's state are finite.
-    pub fn is_finite(&self) -> Result<bool, GraphError> {
+    /// Whether all parameters and the optimiser's state of all processes are finite.
+    pub fn is_finite(&self) -> Result<bool, TrainError> {
+        let mut finite = true;
         for (_, parameter) in self.graph.graph.parameters() {
             let frozen = self.unchanged.tensors.contains_key(&parameter.name);
-            if !frozen && !self.read(parameter)?.data.iter().all(|v| v.is_finite()) {
-                return Ok(false);
-            }
+            finite &= frozen || self.read_stored(parameter)?.iter().all(|v| v.is_finite());
         }
-        Ok(true)
+        Ok(self.processes.all(finite)?)
     }
 
     /// The optimiser's state, or the model's weights.
     fn read_all(&self, state: bool) -> Result<Weights, GraphError> {
         let mut all = if state { Weights::default() } else { self.unchanged.clone() };
+        self.read_each(state, |name, tensor| {
+            all.tensors.insert(name.into(), tensor);
+        })?;
+        Ok(all)
+    }
+
+    fn read_each(&self, state: bool, mut take: impl FnMut(&str, Tensor)) -> Result<(), GraphError> {
         for (_, parameter) in self.graph.graph.parameters() {
             let name = &parameter.name;
             if self.graph.state.contains(name) == state && !self.unchanged.tensors.contains_key(name) {
-                all.tensors.insert(name.clone(), self.read(parameter)?);
+                take(name, self.read(parameter)?);
             }
         }
-        Ok(all)
+        Ok(())
     }
 
     /// A parameter as it is evaluated: its moving average where there is one.
@@ -93,10 +113,23 @@ impl Session {
         self.read(if self.graph.state.contains(&average.name) { &average } else { parameter })
     }
 
+    /// A parameter of the step or of the model, whole. All processes read the same ones in the same order, since each
+    /// may have a slice.
     fn read(&self, parameter: &Parameter) -> Result<Tensor, GraphError> {
+        let Some(ShardedTensor { shape, shards }) = self.graph.shards.get(&parameter.name) else {
+            return Ok(Tensor { shape: parameter.shape.to_vec(), data: self.read_stored(parameter)? });
+        };
+        let mut data = vec![0.0; shape.elements()];
+        self.executable.read_parameter(&parameter.name, &mut data[shards.own()])?;
+        self.processes.all_gather_slices(&mut data, &shards.lengths)?;
+        Ok(Tensor { shape: shape.to_vec(), data })
+    }
+
+    /// A parameter of the step as it is stored in this process.
+    fn read_stored(&self, parameter: &Parameter) -> Result<Vec<f32>, GraphError> {
         let mut data = vec![0.0; parameter.shape.elements()];
         self.executable.read_parameter(&parameter.name, &mut data)?;
-        Ok(Tensor { shape: parameter.shape.to_vec(), data })
+        Ok(data)
     }
 }
 
@@ -121,6 +154,15 @@ impl CheckpointSource for RunCheckpoint<'_> {
 
     fn optimiser(&self) -> Result<Cow<'_, Weights>, SaveError> {
         Ok(Cow::Owned(self.session.read_all(true)?))
+    }
+}
+
+/// Zeros, which are replaced before the first evaluation.
+struct UnsetParameters;
+
+impl Parameters for UnsetParameters {
+    fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>> {
+        Some(Cow::Owned(vec![0.0; parameter.shape.elements()]))
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) struct Session {
     has_seed: bool,
     /// Requests to the other processes in the next step.
     pub requests: Requests,
-    processes: Processes,
+    pub(super) processes: Processes,
     /// The factor of the step's loss in logs.
     loss_scale: f64,
     pub steps: u64,
@@ -146,6 +146,7 @@ impl Session {
             first,
             state,
             names: &graph.state,
+            shards: &graph.shards,
             seed: recipe.seed,
             changed: &changed,
             unchanged: Weights::default(),
@@ -335,6 +336,11 @@ impl Session {
     /// Samples that could not be read.
     pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &Unreadable> {
         self.loader.unreadable()
+    }
+
+    /// Whether this process has the whole model and the whole state of the optimiser.
+    pub fn has_all_state(&self) -> bool {
+        self.graph.shards.is_empty()
     }
 
     /// Bytes of the step on its device.
