@@ -15,7 +15,7 @@ pub enum VectorType {
     /// 16-bit floats.
     #[default]
     F16,
-    /// 8-bit integers with a scale for every vector: half the memory, and cosines to about 0.003.
+    /// 8-bit integers with a scale for every vector: half the memory, and vectors that are turned by about half a degree.
     Int8,
 }
 
