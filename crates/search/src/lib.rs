@@ -51,4 +51,4 @@ pub use index::{Hit, Index};
 pub use manifest::{FileStamp, IndexSettings, IndexedFile, ModelId};
 pub use near_duplicates::{DuplicateGroup, DuplicateOptions};
 pub use vectors::VectorType;
-pub use writer::{IndexWriter, Update};
+pub use writer::{FolderChanges, IndexWriter};

@@ -26,7 +26,7 @@ const LOCK: &str = "lock";
 
 /// The difference between an index and a folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Update {
+pub struct FolderChanges {
     /// Files that are new or changed.
     pub to_read: Vec<FileStamp>,
     /// How many files are as the index has them.
@@ -135,11 +135,15 @@ impl IndexWriter {
     }
 
     /// Compares the files of a folder with those of the index by size and time of modification.
-    pub fn compare(&self, listing: &[FileStamp]) -> Update {
+    pub fn compare(&self, listing: &[FileStamp]) -> FolderChanges {
         let is_unchanged = |file: &&FileStamp| self.stamps.get(&file.file) == Some(*file);
         let to_read: Vec<FileStamp> = listing.iter().filter(|file| !is_unchanged(file)).cloned().collect();
         let known = listing.iter().filter(|file| self.stamps.contains_key(&file.file)).count();
-        Update { unchanged: listing.len() - to_read.len(), to_read, missing: self.stamps.len().saturating_sub(known) }
+        FolderChanges {
+            unchanged: listing.len() - to_read.len(),
+            to_read,
+            missing: self.stamps.len().saturating_sub(known),
+        }
     }
 
     /// The hashes of all contents whose vectors are in the index.

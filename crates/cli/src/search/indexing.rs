@@ -10,7 +10,7 @@ use serde_json::json;
 use vit::{Embed, Pool};
 use vit_data::{ApplyPreprocess, FilesError, ImageError, find_images_each};
 use vit_models::builtin;
-use vit_search::{FileStamp, IndexSettings, IndexWriter, ModelId, Update};
+use vit_search::{FileStamp, FolderChanges, IndexSettings, IndexWriter, ModelId, SearchError};
 use vit_system::hash::xxh3_128;
 
 use super::IndexArguments;
@@ -43,7 +43,7 @@ pub fn run(arguments: &IndexArguments) -> anyhow::Result<Outcome> {
     let settings = IndexSettings { files: folder.clone(), model: id, dim: embed.shape()[0], vectors };
     let mut writer = IndexWriter::open(out, settings)?;
 
-    let Update { to_read, unchanged, missing } = writer.compare(&listing);
+    let FolderChanges { to_read, unchanged, missing } = writer.compare(&listing);
     let (contents, options) = (writer.contents(), how.decode_options());
     let (preprocess, batch) = (embed.model().preprocess().clone(), embed.model().batch());
     let read = |stamp: &FileStamp| -> anyhow::Result<ReadImage> {
@@ -80,14 +80,14 @@ pub fn run(arguments: &IndexArguments) -> anyhow::Result<Outcome> {
             }
             let embeddings = if images.is_empty() { Vec::new() } else { embed.run_prepared(&images)? };
             for ((stamp, hash), embedding) in new.into_iter().zip(embeddings) {
-                match embedding {
-                    Ok(embedding) => {
-                        writer.add(stamp.clone(), hash, &embedding)?;
-                        embedded += 1;
+                let place = || folder.join(&stamp.file).display().to_string();
+                match embedding.with_context(place).map(|embedding| writer.add(stamp.clone(), hash, &embedding)) {
+                    Ok(Ok(())) => embedded += 1,
+                    Ok(Err(error @ SearchError::NoDirection)) => {
+                        fail(stamp, anyhow::Error::from(error).context(place()))
                     }
-                    Err(error) => {
-                        fail(stamp, anyhow::Error::from(error).context(folder.join(&stamp.file).display().to_string()))
-                    }
+                    Ok(Err(error)) => return Err(error.into()),
+                    Err(error) => fail(stamp, error),
                 }
             }
             Ok(())
@@ -96,8 +96,14 @@ pub fn run(arguments: &IndexArguments) -> anyhow::Result<Outcome> {
     ensure!(failed.len() < listing.len(), "no image could be read, so {} holds none", out.display());
     let unreadable: HashSet<&str> = failed.iter().map(String::as_str).collect();
     let listed: HashSet<&str> = listing.iter().map(|stamp| stamp.file.as_str()).collect();
-    let images = writer.finish(|file| listed.contains(file) && !unreadable.contains(file))?;
-    let all_failed = [unlisted.as_slice(), &failed].concat();
+    let in_unlisted_folder = |file: &str| {
+        let path = folder.join(file);
+        unlisted.iter().any(|place| path.starts_with(place) && path != *place)
+    };
+    let keep = |file: &str| if listed.contains(file) { !unreadable.contains(file) } else { in_unlisted_folder(file) };
+    let images = writer.finish(keep)?;
+    let unlisted_names = unlisted.iter().map(|place| place.display().to_string());
+    let all_failed: Vec<String> = unlisted_names.chain(failed.iter().cloned()).collect();
     if arguments.json {
         let report = json!({
             "index": out, "images": images, "embedded": embedded, "known": known, "unchanged": unchanged,
@@ -137,12 +143,12 @@ fn model_path(model: &Path) -> PathBuf {
     model.canonicalize().unwrap_or_else(|_| model.into())
 }
 
-/// The images of a folder, and those without a usable name or state, which are reported.
-fn listing(folder: &Path) -> anyhow::Result<(Vec<FileStamp>, Vec<String>)> {
+/// The images of a folder, and the files and subfolders that cannot be listed, which are reported.
+fn listing(folder: &Path) -> anyhow::Result<(Vec<FileStamp>, Vec<PathBuf>)> {
     let _busy = terminal::busy(format!("listing {}", folder.display()));
     let (mut listing, mut unlisted) = (Vec::new(), Vec::new());
     for found in find_images_each(&[folder], true) {
-        let place = found.as_ref().map_or_else(FilesError::place, PathBuf::as_path).display().to_string();
+        let place = found.as_ref().map_or_else(FilesError::place, PathBuf::as_path).to_path_buf();
         match found.map_err(anyhow::Error::from).and_then(|path| stamp(folder, &path)) {
             Ok(stamp) => listing.push(stamp),
             // A folder that is empty, as one whose disk is not mounted, does not empty the index.
