@@ -35,7 +35,7 @@ fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
     };
     let extents: &[(&'static str, &[usize])] = match source.name {
         "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1]), ("DROP", &[1])],
-        "attention" => &[("HEAD", &[1, 20, 128])],
+        "attention" => &[("HEAD_DIM", &[1, 20, 128])],
         "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
         "pool" => &[("MAX", &[0]), ("VEC", &[8])],
         "rotary" => &[("VEC", &[1, 2, 4]), ("ADJACENT", &[1])],

@@ -69,7 +69,7 @@ family!("mma" MMA_BACKWARD_KEYS "mma_backward_keys" "tiles" "bias" "backward_key
 sources!(
     ACTIVATION "activation" [X DY Y R] {ACTIVATION: "gelu"},
     ARITHMETIC "arithmetic" [A B Y] {FUNCTION: "add", INDEX: "u64", VEC: "8"},
-    ATTENTION "attention" [Q B O DY DX] {HEAD: "64"},
+    ATTENTION "attention" [Q B O DY DX] {HEAD_DIM: "64"},
     BIAS_GRADIENT "bias_gradient" [DX],
     CHANNEL_NORM "channel_norm" [X DY Y R DY2] {BATCH: "1", RELU: "0", VEC: "1", LANES: "32"},
     CONV "conv" [X Y],

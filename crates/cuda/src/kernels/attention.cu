@@ -2,13 +2,13 @@
 // CUDA cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory. Every
 // sum has a fixed order.
 //
-// HEAD: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its gradient;
-// DX: of the operands' gradients.
+// HEAD_DIM: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its
+// gradient; DX: of the operands' gradients.
 
 #define TILE 32
 #define THREADS 256
 // A thread has 2 rows of a tile and every 16th column. The odd pitch avoids bank conflicts.
-#define COLUMNS ((HEAD + 15) / 16)
+#define COLUMNS ((HEAD_DIM + 15) / 16)
 #define PITCH (16 * COLUMNS + 1)
 
 struct AttentionShape {
@@ -42,16 +42,16 @@ __device__ __forceinline__ void load_tile(float* tile, const T* from, u64 stride
                                           u32 head) {
     for (u32 i = threadIdx.x; i < TILE * 16 * COLUMNS; i += THREADS) {
         const u32 token = i / (16 * COLUMNS), c = i % (16 * COLUMNS);
-        const bool inside = first + token < tokens && c < HEAD;
+        const bool inside = first + token < tokens && c < HEAD_DIM;
         tile[token * PITCH + c] =
-            inside ? to_float(from[((u64)sample * tokens + first + token) * stride + head * HEAD + c]) : 0.0f;
+            inside ? to_float(from[((u64)sample * tokens + first + token) * stride + head * HEAD_DIM + c]) : 0.0f;
     }
 }
 
 __device__ __forceinline__ float dot(const float* a, const float* b) {
     float sum = 0.0f;
 #pragma unroll 8
-    for (int c = 0; c < HEAD; c++) sum += a[c] * b[c];
+    for (int c = 0; c < HEAD_DIM; c++) sum += a[c] * b[c];
     return sum;
 }
 
@@ -73,7 +73,7 @@ template <class T> __device__ __forceinline__ void store_row(T* row, const float
 #pragma unroll
     for (int c = 0; c < COLUMNS; c++) {
         const u32 column = threadIdx.x % 16 + 16 * c;
-        if (column < HEAD) row[column] = from_float<T>(values[c]);
+        if (column < HEAD_DIM) row[column] = from_float<T>(values[c]);
     }
 }
 
@@ -153,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float total = row_sum[ty + 16 * r];
 #pragma unroll
         for (int c = 0; c < COLUMNS; c++) sum[r][c] /= total;
-        store_row(out + ((u64)work.sample * s.queries + i) * s.out_stride + work.head * HEAD, sum[r]);
+        store_row(out + ((u64)work.sample * s.queries + i) * s.out_stride + work.head * HEAD_DIM, sum[r]);
         if (lse && tx == 0) lse[work.first_row + i] = row_max[ty + 16 * r] + logf(total);
     }
 }
@@ -161,16 +161,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The attention weights before dropout, from the log-sum-exp of their rows: one block per row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const AttentionShape s) {
-    __shared__ float query[HEAD];
+    __shared__ float query[HEAD_DIM];
     const HeadTile work = head_tile(s, s.queries);
     const u32 i = work.tile;
-    for (u32 c = threadIdx.x; c < HEAD; c += THREADS)
-        query[c] = to_float(q[((u64)work.sample * s.queries + i) * s.q_stride + work.head * HEAD + c]);
+    for (u32 c = threadIdx.x; c < HEAD_DIM; c += THREADS)
+        query[c] = to_float(q[((u64)work.sample * s.queries + i) * s.q_stride + work.head * HEAD_DIM + c]);
     __syncthreads();
     for (u32 j = threadIdx.x; j < s.keys; j += THREADS) {
-        const Q* key = k + ((u64)work.sample * s.keys + j) * s.k_stride + work.head * HEAD;
+        const Q* key = k + ((u64)work.sample * s.keys + j) * s.k_stride + work.head * HEAD_DIM;
         float product = 0.0f;
-        for (int c = 0; c < HEAD; c++) product += query[c] * to_float(key[c]);
+        for (int c = 0; c < HEAD_DIM; c++) product += query[c] * to_float(key[c]);
         const float score = score_of(product, s, bias, work.sample, work.head, i, j);
         weights[(work.first_row + i) * s.keys + j] = expf(score - lse[work.first_row + i]);
     }
@@ -182,9 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     const u64 i = row % s.queries, head = row / s.queries % s.heads, sample = row / s.queries / s.heads;
-    const u64 start = (sample * s.queries + i) * s.out_stride + head * HEAD;
+    const u64 start = (sample * s.queries + i) * s.out_stride + head * HEAD_DIM;
     float sum = 0.0f;
-    for (u32 c = threadIdx.x % 32; c < HEAD; c += 32) sum += to_float(out[start + c]) * to_float(dy[start + c]);
+    for (u32 c = threadIdx.x % 32; c < HEAD_DIM; c += 32) sum += to_float(out[start + c]) * to_float(dy[start + c]);
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) delta[row] = sum;
 }
@@ -258,8 +258,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const u32 j = key0 + ty + 16 * r;
         if (j >= s.keys) continue;
         const u64 token = (u64)work.sample * s.keys + j;
-        if (dk) store_row(dk + token * s.dk_stride + work.head * HEAD, sum_k[r]);
-        if (dv) store_row(dv + token * s.dv_stride + work.head * HEAD, sum_v[r]);
+        if (dk) store_row(dk + token * s.dk_stride + work.head * HEAD_DIM, sum_k[r]);
+        if (dv) store_row(dv + token * s.dv_stride + work.head * HEAD_DIM, sum_v[r]);
     }
 }
 
@@ -307,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 r = 0; r < 2; r++) {
         const u32 i = query0 + ty + 16 * r;
         if (i >= s.queries) continue;
-        store_row(dq + ((u64)work.sample * s.queries + i) * s.dq_stride + work.head * HEAD, sum[r]);
+        store_row(dq + ((u64)work.sample * s.queries + i) * s.dq_stride + work.head * HEAD_DIM, sum[r]);
     }
 }
 
@@ -330,9 +330,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         work.sample = sample * s.groups + group;
         work.first_row = ((u64)work.sample * s.heads + work.head) * s.queries;
         const u64 query = (u64)work.sample * s.queries + i, key = (u64)work.sample * s.keys + j;
-        const u32 column = work.head * HEAD;
+        const u32 column = work.head * HEAD_DIM;
         float product = 0.0f, dweight = 0.0f;
-        for (int c = 0; c < HEAD; c++) {
+        for (int c = 0; c < HEAD_DIM; c++) {
             product += to_float(q[query * s.q_stride + column + c]) * to_float(k[key * s.k_stride + column + c]);
             dweight += to_float(dy[query * s.out_stride + column + c]) * to_float(v[key * s.v_stride + column + c]);
         }

@@ -107,7 +107,7 @@ __device__ __forceinline__ AdamStep adam_step(const TensorUpdate& p, const Adam&
     return s;
 }
 
-// What the learning rate multiplies: the bias-corrected m / (sqrt(v) + epsilon), plus the decoupled weight decay.
+// The update that the learning rate scales: the bias-corrected m / (sqrt(v) + epsilon), plus decoupled weight decay.
 __device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& adam, const AdamStep& s, float w, float m,
                                            float v) {
     return s.mean_correction * m / (sqrtf(v) * s.root_correction + adam.epsilon) + p.decoupled_decay * w;

@@ -19,8 +19,8 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// The largest head whose tiles fit the shared memory of every supported GPU.
-const MAX_HEAD: usize = 128;
+/// The largest head size whose tiles fit the shared memory of every supported GPU.
+const MAX_HEAD_DIM: usize = 128;
 
 /// `TILE` and `THREADS` of `attention.cu`.
 const TILE: usize = 32;
@@ -48,12 +48,12 @@ struct Extents {
     heads: usize,
     queries: usize,
     keys: usize,
-    head: usize,
+    head_dim: usize,
 }
 
 impl Extents {
     fn width(&self) -> usize {
-        self.heads * self.head
+        self.heads * self.head_dim
     }
 
     /// Tiles of so many tokens, in all heads of all samples.
@@ -85,9 +85,10 @@ impl AttentionCall {
     fn new(op: &Attention, first: usize, e: &mut Emitter) -> Result<AttentionCall, String> {
         let types: Vec<Type> = e.inputs[first..].iter().map(|x| Type::f32(x.shape.clone())).collect();
         let x = op.extents(&types);
-        let extents = Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head: x.head_dim };
-        if extents.head > MAX_HEAD {
-            return Err(format!("heads of {} are larger than {MAX_HEAD}", extents.head));
+        let extents =
+            Extents { batch: x.batch, heads: x.heads, queries: x.queries, keys: x.keys, head_dim: x.head_dim };
+        if extents.head_dim > MAX_HEAD_DIM {
+            return Err(format!("heads of {} are larger than {MAX_HEAD_DIM}", extents.head_dim));
         }
         let (width, storage) = (extents.width(), e.inputs[first].storage);
         let (operands, strides) = if op.packed {
@@ -106,7 +107,7 @@ impl AttentionCall {
     fn variant(&self) -> KernelVariant {
         let bias = self.bias.as_ref().map_or(Storage::F32, |b| b.storage);
         KernelVariant::new(&compile::ATTENTION)
-            .with("HEAD", self.extents.head)
+            .with("HEAD_DIM", self.extents.head_dim)
             .with("Q", self.storage.name())
             .with("B", bias.name())
     }
@@ -132,7 +133,7 @@ impl AttentionCall {
 
     /// Bytes of shared memory: tiles of tokens, tiles of scores, statistics per row.
     fn shared(&self, token_tiles: usize, score_tiles: usize, statistics: usize) -> usize {
-        let pitch = 16 * self.extents.head.div_ceil(16) + 1;
+        let pitch = 16 * self.extents.head_dim.div_ceil(16) + 1;
         4 * (token_tiles * TILE * pitch + score_tiles * TILE * (TILE + 1) + statistics * TILE)
     }
 }

@@ -22,6 +22,7 @@ pub(super) fn is_depthwise(op: &Conv2d, weight: &[usize]) -> bool {
     op.groups > 1 && weight[1] == 1 && weight[0] == op.groups
 }
 
+/// `DepthwiseShape` of the kernels.
 fn shape(op: &Conv2d, x: &[usize], weight: &[usize], y: &[usize]) -> CStruct {
     CStruct::new()
         .u32s(&x[1..4])

@@ -51,7 +51,7 @@ pub(super) fn index_type(count: usize) -> &'static str {
     if count <= i32::MAX as usize { "u32" } else { "u64" }
 }
 
-/// A copy to an element of the result, which the executable exchanges with the other processes.
+/// A copy to the result, from element `first` on, which the executable then exchanges with the other processes.
 pub(super) fn exchanged(first: usize, e: &mut Emitter) {
     let bytes = 4 * e.inputs[0].shape.elements();
     if bytes > 0 {

@@ -89,7 +89,7 @@ struct UpdateKernel {
 
 impl UpdateKernel {
     fn of(op: &Op) -> Option<UpdateKernel> {
-        let rule = UpdateKernel {
+        let defaults = UpdateKernel {
             kernel: "",
             state: 0,
             shared_scalars: 0,
@@ -129,7 +129,7 @@ impl UpdateKernel {
                         .u32(usize::from(lion.clip.is_some())),
                 ),
                 weight_decay: [0.0, lion.weight_decay],
-                ..rule
+                ..defaults
             },
             Op::OptimiserUpdate(OptimiserUpdate::Sgd(sgd)) => UpdateKernel {
                 kernel: "sgd",
@@ -145,11 +145,11 @@ impl UpdateKernel {
                         .u32(usize::from(sgd.clip.is_some())),
                 ),
                 weight_decay: [sgd.weight_decay, 0.0],
-                ..rule
+                ..defaults
             },
-            Op::MovingAverage(_) => UpdateKernel { kernel: "moving_average", shared_scalars: 1, ..rule },
+            Op::MovingAverage(_) => UpdateKernel { kernel: "moving_average", shared_scalars: 1, ..defaults },
             // The norm is in place of the learning rate.
-            Op::GuardedUpdate(_) => UpdateKernel { kernel: "guarded_update", ..rule },
+            Op::GuardedUpdate(_) => UpdateKernel { kernel: "guarded_update", ..defaults },
             _ => return None,
         })
     }
@@ -176,7 +176,7 @@ struct TensorUpdate {
     count: usize,
     /// Parameter, gradient, first and second state.
     inputs: [u64; 4],
-    /// Parameter, first and second state, and the parameter's 16-bit copy.
+    /// Parameter, first and second state, and the parameter in 16 bits.
     outputs: [u64; 4],
     rate: u64,
     weight_decay: [f32; 2],
@@ -218,12 +218,12 @@ pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
 /// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them,
 /// one update after another.
 pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
-    let rules: Vec<UpdateKernel> = ops.iter().filter_map(|op| UpdateKernel::of(op)).collect();
-    let Some(first) = rules.first() else { return };
+    let kernels: Vec<UpdateKernel> = ops.iter().filter_map(|op| UpdateKernel::of(op)).collect();
+    let Some(first) = kernels.first() else { return };
     let (inputs, outputs) = (e.inputs.len() / ops.len(), e.outputs.len() / ops.len());
     let operands = e.inputs.chunks(inputs).zip(e.outputs.chunks(outputs));
     let mut tensors: Vec<TensorUpdate> =
-        rules.iter().zip(operands).map(|(rule, (inputs, outputs))| rule.tensor(inputs, outputs)).collect();
+        kernels.iter().zip(operands).map(|(kernel, (inputs, outputs))| kernel.tensor(inputs, outputs)).collect();
     // The second pass reads the state that the first one wrote, even if it has no other consumer.
     for tensor in tensors.iter_mut().filter(|tensor| tensor.trust_ratio) {
         for state in tensor.outputs[1..3].iter_mut().filter(|state| **state == 0) {

@@ -6,6 +6,7 @@ use super::{Emitter, channel_vector};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
+/// `PoolShape` of the kernels.
 fn shape(op: &Pool2d, x: &[usize], y: &[usize]) -> CStruct {
     CStruct::new().u32s(&x[1..4]).u32s(&y[1..3]).u32s(&op.kernel).u32s(&op.stride).u32s(&[
         op.padding[0][0],

@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     auto prefetch = [&](u32 item) {
         const u64 sample = work.sample(s, item);
         u8* stage = memory + item % 2 * STAGE;
-        const u32 column = work.head * HEAD;
+        const u32 column = work.head * HEAD_DIM;
         copy_rows_async<RESIDENT, THREADS>(stage, q + sample * QUERIES * s.q_stride + column, s.q_stride, 0, QUERIES);
         copy_rows_async<RESIDENT, THREADS>(stage + RESIDENT * PITCH, dy + sample * QUERIES * s.out_stride + column,
                                            s.out_stride, 0, QUERIES);
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const float row_lse[2] = {next_lse[0] * LOG2E, next_lse[1] * LOG2E};
         if (item + 1 < work.count) prefetch(item + 1);
         const u64 sample = work.sample(s, item), first_row = (sample * s.heads + work.head) * QUERIES;
-        const u32 column = work.head * HEAD;
+        const u32 column = work.head * HEAD_DIM;
         const u8 *stage_q = memory + item % 2 * STAGE, *stage_dy = stage_q + RESIDENT * PITCH;
         const u8 *stage_k = stage_dy + RESIDENT * PITCH, *stage_v = stage_k + ROWS * PITCH;
         if (has_queries) {

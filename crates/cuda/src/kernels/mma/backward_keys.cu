@@ -18,7 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const BlockWork work(s, RESIDENT_TILES);
     const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
-    const u32 column = work.head * HEAD;
+    const u32 column = work.head * HEAD_DIM;
 
     auto prefetch = [&](u32 item) {
         const u64 sample = work.sample(s, item / TILES), first_row = (sample * s.heads + work.head) * QUERIES;

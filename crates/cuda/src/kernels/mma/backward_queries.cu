@@ -13,7 +13,7 @@ constexpr int STAGE = 2 * (RESIDENT + ROWS) * PITCH;
 static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT* b) {
     float sum = 0.0f;
 #pragma unroll
-    for (int c = threadIdx.x % 4 * 8; c < HEAD; c += 32) {
+    for (int c = threadIdx.x % 4 * 8; c < HEAD_DIM; c += 32) {
         float x[8], y[8];
         load<8>(a + c, x);
         load<8>(b + c, y);
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const BlockWork work(s, RESIDENT_TILES);
     const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
     const float factor = s.scale * LOG2E;
-    const u32 column = work.head * HEAD;
+    const u32 column = work.head * HEAD_DIM;
 
     auto prefetch = [&](u32 item) {
         const u64 sample = work.sample(s, item / TILES);

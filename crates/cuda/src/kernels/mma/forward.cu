@@ -23,12 +23,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int tile = item % TILES, first = tile * N, end = first + N < KEYS ? first + N : KEYS;
         u8* stage = memory + item % 2 * STAGE;
         if (tile == 0)
-            copy_rows_async<RESIDENT, THREADS>(stage, q + sample * QUERIES * s.q_stride + work.head * HEAD, s.q_stride,
-                                               begin, QUERIES);
-        copy_rows_async<ROWS, THREADS>(stage + RESIDENT * PITCH, k + sample * KEYS * s.k_stride + work.head * HEAD,
+            copy_rows_async<RESIDENT, THREADS>(stage, q + sample * QUERIES * s.q_stride + work.head * HEAD_DIM,
+                                               s.q_stride, begin, QUERIES);
+        copy_rows_async<ROWS, THREADS>(stage + RESIDENT * PITCH, k + sample * KEYS * s.k_stride + work.head * HEAD_DIM,
                                        s.k_stride, first, end);
         copy_rows_async<ROWS, THREADS>(stage + (RESIDENT + ROWS) * PITCH,
-                                       v + sample * KEYS * s.v_stride + work.head * HEAD, s.v_stride, first, end);
+                                       v + sample * KEYS * s.v_stride + work.head * HEAD_DIM, s.v_stride, first, end);
     };
     const u32 items = work.count * TILES;
     if (items > 0) prefetch(0);
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
         if (tile == TILES - 1) {
             row_sum[0] = quad_sum(row_sum[0]), row_sum[1] = quad_sum(row_sum[1]);
-            store_rows(sums, out + sample * QUERIES * s.out_stride + work.head * HEAD, s.out_stride, begin, QUERIES,
+            store_rows(sums, out + sample * QUERIES * s.out_stride + work.head * HEAD_DIM, s.out_stride, begin, QUERIES,
                        1.0f / row_sum[0], 1.0f / row_sum[1]);
             const int quad_lane = threadIdx.x % 4, row = begin + row_of(2 * quad_lane);
             if (lse && quad_lane < 2 && row < QUERIES)

@@ -8,7 +8,7 @@
 //
 // Macros (lower/attention/mma.rs):
 //   ELEMENT        storage type of all operands and results but the bias
-//   HEAD           the head size, a multiple of 8, at most 128
+//   HEAD_DIM           the head size, a multiple of 8, at most 128
 //   QUERIES, KEYS  tokens, at most 256
 //   B              storage type of the bias
 //   BIAS, DROPOUT  1 with a bias, with dropout
@@ -25,7 +25,7 @@ constexpr __device__ int streamed_rows(int tokens) {
 }
 
 // The head size with its padding.
-constexpr int D = round_up(HEAD, 16);
+constexpr int D = round_up(HEAD_DIM, 16);
 // Bytes of a row in shared memory: an odd multiple of 16, so that ldmatrix reads eight rows without bank conflicts.
 constexpr int PITCH = D * 2 + 16;
 
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* 
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * PACKS; i += THREADS) {
         const int r = i / PACKS, c = i % PACKS;
-        const bool valid = begin + r < end && c * 8 < HEAD;
+        const bool valid = begin + r < end && c * 8 < HEAD_DIM;
         cp_async_16(tile + r * PITCH + c * 16, valid ? from + (u64)(begin + r) * stride + c * 8 : from, valid);
     }
 }
@@ -159,7 +159,7 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
                 w[i] = pack_pair<ELEMENT>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
             }
             quad_transpose(w);
-            if (token < end && (first + quad_lane) * 8 < HEAD)
+            if (token < end && (first + quad_lane) * 8 < HEAD_DIM)
                 *(uint4*)(to + (u64)token * stride + (first + quad_lane) * 8) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }

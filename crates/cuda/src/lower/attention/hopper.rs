@@ -1,7 +1,7 @@
 //! Attention in 16 bits with wgmma and TMA on Hopper.
 
 use super::tiling::{HopperKernel, HopperTiling, MAX_SLOT_ROWS};
-use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD, Operand};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD_DIM, Operand};
 use crate::compile::KernelVariant;
 use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
@@ -17,8 +17,8 @@ pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
         && call.op.dropout.is_none()
         // The kernel takes the maximum of the scores before scaling.
         && call.op.scale > 0.0
-        && x.head.is_multiple_of(8)
-        && x.head <= MAX_HEAD
+        && x.head_dim.is_multiple_of(8)
+        && x.head_dim <= MAX_HEAD_DIM
         && x.keys > 0
 }
 
@@ -31,8 +31,8 @@ impl AttentionCall {
     }
 
     fn map(&self, address: u64, tokens: usize, stride: usize, rows: usize) -> TensorMap {
-        let Extents { batch, heads, head, .. } = self.extents;
-        TensorMap { address, batch, tokens, heads, head_dim: head, token_stride: stride, rows }
+        let Extents { batch, heads, head_dim, .. } = self.extents;
+        TensorMap { address, batch, tokens, heads, head_dim, token_stride: stride, rows }
     }
 
     fn sizes(&self, arguments: KernelArguments) -> KernelArguments {
@@ -115,7 +115,7 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys
         && x.keys <= MAX_SLOT_ROWS
-        && (33..=64).contains(&x.head)
+        && (33..=64).contains(&x.head_dim)
         && x.batch * x.heads >= multiprocessors
 }
 
@@ -135,8 +135,8 @@ pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
         (40, 300, 40, 48),
     ];
     let mut variants = Vec::new();
-    for (batch, queries, keys, head) in shapes {
-        let x = Extents { batch, heads: 12, queries, keys, head };
+    for (batch, queries, keys, head_dim) in shapes {
+        let x = Extents { batch, heads: 12, queries, keys, head_dim };
         variants.extend(
             [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys]
                 .map(|kernel| HopperTiling::new(kernel, &x, 132).variant()),
@@ -145,7 +145,7 @@ pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
             variants.push(HopperTiling::new(HopperKernel::Backward, &x, 132).variant());
         }
     }
-    let x = Extents { batch: 256, heads: 12, queries: 197, keys: 197, head: 64 };
+    let x = Extents { batch: 256, heads: 12, queries: 197, keys: 197, head_dim: 64 };
     let forward = || HopperTiling::new(HopperKernel::Forward, &x, 132).variant();
     variants.push(forward().with("ELEMENT", "f16").with("OUT", "f16"));
     variants.push(forward().with("ELEMENT", "bf16").with("OUT", "e4m3"));

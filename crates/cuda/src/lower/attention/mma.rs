@@ -1,7 +1,7 @@
 //! Attention in bf16 with mma.sync, with or without bias and dropout, for windows and small images of up to 256 tokens.
 //! The algorithm is described in `kernels/mma/tiles.cu`.
 
-use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD, sum_bias_splits};
+use super::{AttentionCall, AttentionGradients, Emitter, Extents, MAX_HEAD_DIM, sum_bias_splits};
 use crate::compile::{self, KernelSource, KernelVariant};
 use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
@@ -55,7 +55,7 @@ impl MmaKernel {
 struct MmaShape {
     queries: usize,
     keys: usize,
-    head: usize,
+    head_dim: usize,
     bias: Option<Storage>,
     bias_gradient: bool,
     dropout: bool,
@@ -63,14 +63,14 @@ struct MmaShape {
 
 impl MmaShape {
     fn new(call: &AttentionCall, bias_gradient: bool) -> MmaShape {
-        let Extents { queries, keys, head, .. } = call.extents;
+        let Extents { queries, keys, head_dim, .. } = call.extents;
         let bias = call.bias.as_ref().map(|b| b.storage);
-        MmaShape { queries, keys, head, bias, bias_gradient, dropout: call.op.dropout.is_some() }
+        MmaShape { queries, keys, head_dim, bias, bias_gradient, dropout: call.op.dropout.is_some() }
     }
 
     fn variant(&self, kernel: MmaKernel) -> KernelVariant {
         KernelVariant::new(kernel.source())
-            .with("HEAD", self.head)
+            .with("HEAD_DIM", self.head_dim)
             .with("QUERIES", self.queries)
             .with("KEYS", self.keys)
             .with("B", self.bias.unwrap_or(Storage::F32).name())
@@ -96,7 +96,7 @@ impl MmaShape {
     /// Bytes of shared memory: two pipeline stages of rows, in `Backward` weights and gradients of scores, in
     /// `BackwardKeys` statistics, then sums of the bias's gradient and the bias.
     fn shared(&self, kernel: MmaKernel) -> usize {
-        let pitch = self.head.next_multiple_of(16) * 2 + 16;
+        let pitch = self.head_dim.next_multiple_of(16) * 2 + 16;
         let (resident, streamed) = self.tokens(kernel);
         // Scores are `[resident_rows, n]`; as an operand of the next product, `n` is padded to 16.
         let (resident_rows, n) = (rows(resident, 16), rows(streamed, 8));
@@ -118,13 +118,13 @@ impl MmaShape {
     /// An estimate of a thread's registers: the scores of its rows, their gradients, and its rows of the results.
     fn registers(&self, kernel: MmaKernel) -> usize {
         let n = rows(self.tokens(kernel).1, 8);
-        let head = self.head.next_multiple_of(16);
+        let padded_head_dim = self.head_dim.next_multiple_of(16);
         let several = 40 * usize::from(tiles(self.tokens(kernel).1) > 1);
         let registers = match kernel {
-            MmaKernel::Forward => 20 + n / 2 + head / 2 + several,
-            MmaKernel::Backward => 20 + 3 * n / 2 + head,
-            MmaKernel::BackwardQueries => 24 + n + 7 * head / 4,
-            MmaKernel::BackwardKeys => 24 + n + 5 * head / 2,
+            MmaKernel::Forward => 20 + n / 2 + padded_head_dim / 2 + several,
+            MmaKernel::Backward => 20 + 3 * n / 2 + padded_head_dim,
+            MmaKernel::BackwardQueries => 24 + n + 7 * padded_head_dim / 4,
+            MmaKernel::BackwardKeys => 24 + n + 5 * padded_head_dim / 2,
         };
         registers.next_multiple_of(8).min(255)
     }
@@ -149,8 +149,8 @@ fn rows(tokens: usize, step: usize) -> usize {
 pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
     let x = &call.extents;
     if call.storage != Storage::Bf16
-        || !x.head.is_multiple_of(8)
-        || x.head > MAX_HEAD
+        || !x.head_dim.is_multiple_of(8)
+        || x.head_dim > MAX_HEAD_DIM
         || !(1..=MAX_TOKENS).contains(&x.queries)
         || !(1..=MAX_TOKENS).contains(&x.keys)
     {
@@ -183,11 +183,14 @@ fn split_samples(
     let by_registers = 65536 / (shape.registers(kernel) * shape.threads(kernel));
     let by_memory = (SHARED_OF_HOPPER + 1024) / (shape.shared(kernel) + 1024);
     let resident = multiprocessors * by_registers.min(by_memory).max(1);
-    let (samples, others) = (x.batch / groups, x.heads * groups * tiles(shape.tokens(kernel).0));
-    let max_splits = samples.min((4 * resident).div_ceil(others));
+    let (samples, blocks_per_split) = (x.batch / groups, x.heads * groups * tiles(shape.tokens(kernel).0));
+    let max_splits = samples.min((4 * resident).div_ceil(blocks_per_split));
     let candidates = (1..=max_splits).map(|splits| samples.div_ceil(splits)).map(|samples_per_split| {
         let splits = samples.div_ceil(samples_per_split);
-        ((others * splits).div_ceil(resident) * (samples_per_split + SETUP), SampleSplits { samples_per_split, splits })
+        (
+            (blocks_per_split * splits).div_ceil(resident) * (samples_per_split + SETUP),
+            SampleSplits { samples_per_split, splits },
+        )
     });
     candidates
         .min_by_key(|(time, _)| *time)
@@ -262,8 +265,8 @@ pub(crate) fn mma_variants() -> Vec<KernelVariant> {
         (7, 50, 24, None, false, true),
         (1, 256, 8, f32, true, true),
     ];
-    let variants = shapes.into_iter().flat_map(|(queries, keys, head, bias, bias_gradient, dropout)| {
-        let shape = MmaShape { queries, keys, head, bias, bias_gradient, dropout };
+    let variants = shapes.into_iter().flat_map(|(queries, keys, head_dim, bias, bias_gradient, dropout)| {
+        let shape = MmaShape { queries, keys, head_dim, bias, bias_gradient, dropout };
         shape
             .backward()
             .iter()
@@ -325,9 +328,10 @@ mod tests {
     #[test]
     fn every_length_fits_into_the_shared_memory_of_hopper() {
         for tokens in 1..=MAX_TOKENS {
-            for head in [8, 24, 32, 64] {
+            for head_dim in [8, 24, 32, 64] {
                 let bias = Some(Storage::F32);
-                let shape = MmaShape { queries: tokens, keys: tokens, head, bias, bias_gradient: true, dropout: false };
+                let shape =
+                    MmaShape { queries: tokens, keys: tokens, head_dim, bias, bias_gradient: true, dropout: false };
                 for &kernel in shape.backward().iter().chain(&[MmaKernel::Forward]) {
                     assert!(
                         shape.shared(kernel) <= SHARED_OF_HOPPER,
@@ -341,10 +345,10 @@ mod tests {
 
     #[test]
     fn every_sample_belongs_to_one_split() {
-        let shape = MmaShape { queries: 49, keys: 49, head: 32, bias: None, bias_gradient: false, dropout: false };
+        let shape = MmaShape { queries: 49, keys: 49, head_dim: 32, bias: None, bias_gradient: false, dropout: false };
         for (batch, groups) in [(8192, 64), (8192, 1), (1, 1), (64, 64), (384, 3), (7, 1)] {
             for kernel in [MmaKernel::Forward, MmaKernel::Backward] {
-                let x = Extents { batch, heads: 3, queries: 49, keys: 49, head: 32 };
+                let x = Extents { batch, heads: 3, queries: 49, keys: 49, head_dim: 32 };
                 let SampleSplits { samples_per_split, splits } = split_samples(&shape, kernel, &x, groups, 132);
                 let samples = batch / groups;
                 assert!(

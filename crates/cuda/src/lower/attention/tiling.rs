@@ -81,7 +81,7 @@ impl HopperKernel {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HopperTiling {
     kernel: HopperKernel,
-    head: usize,
+    head_dim: usize,
     /// Tokens of a slot.
     pub rows: usize,
     /// Tiles of a unit.
@@ -101,15 +101,15 @@ pub(super) struct HopperTiling {
 
 impl HopperTiling {
     pub fn new(kernel: HopperKernel, x: &Extents, multiprocessors: usize) -> HopperTiling {
-        let padded = x.head.next_multiple_of(16);
+        let padded_head_dim = x.head_dim.next_multiple_of(16);
         let (resident, streamed) = kernel.tokens(x);
-        // The registers of consumers bound slot rows, warpgroups and steps: accumulators grow with the head, scores
-        // with the rows of a slot or step.
-        let max_width = if kernel == HopperKernel::Forward { 128 } else { 96 };
-        let max_rows = if padded <= max_width { MAX_SLOT_ROWS } else { 128 };
+        // The registers of consumers bound slot rows, warpgroups and steps: accumulators grow with the head size,
+        // scores with the rows of a slot or step.
+        let max_head_dim = if kernel == HopperKernel::Forward { 128 } else { 96 };
+        let max_rows = if padded_head_dim <= max_head_dim { MAX_SLOT_ROWS } else { 128 };
         let several_slots = streamed > max_rows;
         // With several slots, the forward kernel has its accumulators in registers beside the scores of a whole slot.
-        let wide = padded > 64 || (kernel == HopperKernel::Forward && several_slots);
+        let wide = padded_head_dim > 64 || (kernel == HopperKernel::Forward && several_slots);
         let (rows, mut tiles, mut warpgroups, single) =
             slots_of(resident, streamed, max_rows, if wide { 2 } else { 3 });
         if kernel == HopperKernel::BackwardKeys {
@@ -123,7 +123,7 @@ impl HopperTiling {
         }
         let mut blocks_per_sm = 1;
         // Short rows leave registers and shared memory for two blocks, which hide each other's latency.
-        if kernel == HopperKernel::Forward && single && rows <= 80 && padded <= 64 && !few && warpgroups > 1 {
+        if kernel == HopperKernel::Forward && single && rows <= 80 && padded_head_dim <= 64 && !few && warpgroups > 1 {
             (warpgroups, blocks_per_sm) = (2, 2);
         }
         let units = match kernel {
@@ -132,7 +132,7 @@ impl HopperTiling {
         };
         let mut tiling = HopperTiling {
             kernel,
-            head: x.head,
+            head_dim: x.head_dim,
             rows,
             tiles,
             warpgroups,
@@ -152,7 +152,7 @@ impl HopperTiling {
             tiling.warpgroups = warpgroups.min(kernel.items(tiles) * (tiling.slots / kernel.slots_per_unit()));
         }
         tiling.registers = kernel.registers(tiling.warpgroups, blocks_per_sm);
-        tiling.step_q = match padded {
+        tiling.step_q = match padded_head_dim {
             ..=64 if tiling.warpgroups < 3 => 64,
             ..=32 => 48,
             _ => 32,
@@ -169,13 +169,13 @@ impl HopperTiling {
     }
 
     fn slot_bytes(&self) -> usize {
-        self.rows * self.head.next_multiple_of(16) * 2
+        self.rows * self.head_dim.next_multiple_of(16) * 2
     }
 
     /// Bytes of shared memory: the slots, aligned to 1024; what the last tile reads past its slot; two stages of two
     /// f32 statistics per row; two mbarriers of 8 bytes per slot, and those of the statistics.
     pub fn shared(&self) -> usize {
-        let overread = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head) * 2;
+        let overread = (self.tiles * TILE).saturating_sub(self.rows) * box_columns(self.head_dim) * 2;
         1024 + self.slots * self.slot_bytes() + overread + 16 * self.rows + 16 * self.slots + 64
     }
 
@@ -187,7 +187,7 @@ impl HopperTiling {
     pub fn variant(&self) -> KernelVariant {
         let [consumer, producer] = self.registers;
         KernelVariant::new(self.kernel.source())
-            .with("HEAD_DIM", self.head)
+            .with("HEAD_DIM", self.head_dim)
             .with("ROWS", self.rows)
             .with("TILES", self.tiles)
             .with("WARPGROUPS", self.warpgroups)
@@ -263,15 +263,15 @@ mod tests {
 
     #[test]
     fn every_length_has_a_valid_tiling() {
-        let heads: Vec<usize> = (8..=128).step_by(8).collect();
+        let head_dims: Vec<usize> = (8..=128).step_by(8).collect();
         for tokens in 1..=4096 {
-            for &head in &heads {
+            for &head_dim in &head_dims {
                 for batch in [1, 256] {
-                    let x = Extents { batch, heads: 3, queries: tokens, keys: tokens, head };
+                    let x = Extents { batch, heads: 3, queries: tokens, keys: tokens, head_dim };
                     for kernel in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
                         check(kernel, &x, 132);
                     }
-                    if tokens <= MAX_SLOT_ROWS && head <= 64 {
+                    if tokens <= MAX_SLOT_ROWS && head_dim <= 64 {
                         check(HopperKernel::Backward, &x, 132);
                     }
                 }
@@ -283,8 +283,8 @@ mod tests {
     fn queries_and_keys_may_differ_in_number() {
         for queries in (1..=640).step_by(7) {
             for keys in (1..=640).step_by(5) {
-                for head in [8, 24, 64, 80, 96, 128] {
-                    let x = Extents { batch: 40, heads: 4, queries, keys, head };
+                for head_dim in [8, 24, 64, 80, 96, 128] {
+                    let x = Extents { batch: 40, heads: 4, queries, keys, head_dim };
                     for kernel in [HopperKernel::Forward, HopperKernel::BackwardQueries, HopperKernel::BackwardKeys] {
                         check(kernel, &x, 132);
                     }
