@@ -115,8 +115,10 @@ fn processes_of_torchrun_and_mpirun_find_each_other() {
     }
     assert!(scene.result("torchrun") == scene.result("one"));
 
-    // Where there is an MPI.
-    let Ok(version) = Command::new("mpirun").arg("--version").output() else { return };
+    let Ok(version) = Command::new("mpirun").arg("--version").output() else {
+        println!("mpirun was not found: MPI is not tested");
+        return;
+    };
     let mut mpirun = Command::new("mpirun");
     if String::from_utf8_lossy(&version.stdout).contains("Open MPI") {
         mpirun.arg("--oversubscribe");
