@@ -5,13 +5,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::{Add, Mul, Sub};
+use std::ops::{Add, Mul, Range, Sub};
 use std::rc::Rc;
 
 use crate::ops::{
-    Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, Granularity, GroupNorm, Input,
-    LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, Reduce, Reshape, Rotary, RotaryTables, Scale,
-    Slice, Softmax, TokenSubset, Unary, Uniform,
+    Activation, Attention, Binary, Broadcast, Concat, Constant, Conv2d, Dropout, Gather, GatherTokens, Granularity,
+    GroupNorm, Input, LayerNorm, Linear, MatMul, Op, Operation, Parameter, Permute, Pool2d, RandomPartition, Reduce,
+    Reshape, Rotary, RotaryTables, Scale, ScatterTokens, Slice, Softmax, TokenCorruption, Unary, Uniform,
 };
 use crate::{DType, Graph, GraphError, Init, Shape, Type, Value};
 
@@ -324,10 +324,27 @@ impl Tensor {
         self.apply(Dropout { rate, stream, granularity }, &[seed])
     }
 
-    /// A random subset of the tokens of every sample, with a new random stream.
-    pub fn token_subset(&self, keep: usize, seed: &Tensor) -> Tensor {
+    /// Random permutations of the tokens of `samples` samples that start with `chosen` random ones, with a new random stream,
+    /// where this is the seed.
+    pub fn random_partition(&self, samples: usize, tokens: usize, chosen: usize) -> Tensor {
         let stream = self.random_stream();
-        self.apply(TokenSubset { keep, stream }, &[seed])
+        self.apply(RandomPartition { samples, tokens, chosen, stream }, &[])
+    }
+
+    /// The sources of tokens of which the first `corrupted` of this permutation are corrupted, with a new random stream.
+    pub fn token_corruption(&self, corrupted: usize, seed: &Tensor) -> Tensor {
+        let stream = self.random_stream();
+        self.apply(TokenCorruption { corrupted, stream }, &[seed])
+    }
+
+    /// The tokens of every sample whose indices are at these places of `order`.
+    pub fn gather_tokens(&self, order: &Tensor, places: Range<usize>) -> Tensor {
+        self.apply(GatherTokens { start: places.start, count: places.len() }, &[order])
+    }
+
+    /// Rows of every sample, the first of them at the place `start` of `order`, to the tokens with their indices.
+    pub fn scatter_tokens(&self, order: &Tensor, start: usize, tokens: usize) -> Tensor {
+        self.apply(ScatterTokens { start, tokens }, &[order])
     }
 
     /// The index of a random stream that no other operation of this graph uses.

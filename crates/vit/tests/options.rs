@@ -384,7 +384,7 @@ fn nothing_is_random_in_inference() {
     let vit = Vit { dropout: 0.5, attention_dropout: 0.5, patch_drop: 0.5, drop_path: 0.5, ..models()[0].clone() };
     let graph = vit.build(1, Mode::Inference).unwrap();
     assert!(graph.inputs().all(|(_, input)| input.name == "image"));
-    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::Dropout(_) | Op::TokenSubset(_))));
+    assert!(graph.nodes().iter().all(|node| !matches!(node.op, Op::Dropout(_) | Op::RandomPartition(_))));
 }
 
 #[test]

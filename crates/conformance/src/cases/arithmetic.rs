@@ -12,7 +12,6 @@ pub(super) fn table(t: &mut Table) {
     t.each("2-norm", [1.0, 0.0], norm);
     t.two("clamped exponential", clamped_exponential);
     t.each("dropout", [Granularity::Element, Granularity::Sample], dropout);
-    t.two("token_subset", token_subset);
 }
 
 fn activation(c: &mut CaseBuilder, activation: Activation) -> Outputs {
@@ -46,12 +45,6 @@ fn clamped_exponential(c: &mut CaseBuilder) -> Outputs {
     let shape = [c.rng.extent(), c.rng.wide()];
     let x = c.float(shape);
     differentiable([x.at_most(0.25).exp(), x.exp()])
-}
-
-fn token_subset(c: &mut CaseBuilder) -> Outputs {
-    let (batch, tokens, width) = (c.rng.extent(), c.rng.pick(&[1usize, 2, 9, 49, 300]), c.rng.extent());
-    let keep = c.rng.pick(&[1, tokens.div_ceil(2), tokens]);
-    differentiable([c.float([batch, tokens, width]).token_subset(keep, &c.seed)])
 }
 
 fn dropout(c: &mut CaseBuilder, granularity: Granularity) -> Outputs {

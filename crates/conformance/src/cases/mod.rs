@@ -11,6 +11,7 @@ mod movement;
 mod norm;
 mod optimise;
 mod rotary;
+mod tokens;
 
 use vit_graph::GraphError;
 use vit_graph::ops::Activation;
@@ -27,6 +28,7 @@ pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
     norm::table(&mut table);
     arithmetic::table(&mut table);
     movement::table(&mut table);
+    tokens::table(&mut table);
     loss::table(&mut table);
     optimise::table(&mut table);
     exchange::table(&mut table);

@@ -56,6 +56,20 @@ pub(super) fn sigmoid_cross_entropy(logits: &Type) -> Lowered {
     .with_workspace(batch)
 }
 
+pub(super) fn squared_error(x: &Type) -> Lowered {
+    let (rows, columns) = (x.shape[0], x.shape[1]);
+    Lowered::new(move |p, inputs, outputs, workspace| {
+        p.pool.run_chunks(&mut workspace[..rows], 1, &|row, sum| {
+            let (x, targets) = (&inputs[0][row * columns..][..columns], &inputs[1][row * columns..][..columns]);
+            let square = |(&x, &t): (&f32, &f32)| (f64::from(x) - f64::from(t)).powi(2);
+            sum[0] = x.iter().zip(targets).map(square).sum::<f64>() as f32;
+        });
+        let total: f64 = workspace[..rows].iter().map(|&s| f64::from(s)).sum();
+        outputs[0][0] = (total / (rows * columns) as f64) as f32;
+    })
+    .with_workspace(rows)
+}
+
 /// One at the first maximum of each row; a NaN counts as the maximum and is copied.
 pub(super) fn one_hot_max(x: &Type) -> Lowered {
     let columns = x.shape.last().max(1);

@@ -18,6 +18,7 @@ mod pool;
 mod reduce;
 mod rotary;
 mod rows;
+mod tokens;
 mod windows;
 
 use vit_graph::Type;
@@ -142,8 +143,11 @@ pub(crate) fn lower(
         Op::Unary(op) => arithmetic::unary(*op),
         Op::Dropout(op) => dropout::dropout(*op, &inputs[0]),
         Op::Uniform(op) => rotary::uniform(op),
-        Op::TokenSubset(op) => dropout::token_subset(*op, &inputs[0]),
-        Op::TokenSubsetGrad(op) => dropout::token_subset_grad(*op, &inputs[0]),
+        Op::RandomPartition(op) => tokens::random_partition(*op),
+        Op::TokenCorruption(op) => tokens::token_corruption(*op, &inputs[0]),
+        Op::GatherTokens(op) => tokens::gather_tokens(*op, &inputs[0], &inputs[1]),
+        Op::ScatterTokens(op) => tokens::scatter_tokens(*op, &inputs[0], &inputs[1]),
+        Op::ColourClass(op) => tokens::colour_class(op, &inputs[0], &outputs[0]),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,
         Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0])?,
@@ -155,6 +159,7 @@ pub(crate) fn lower(
         Op::CrossEntropy(_) => loss::cross_entropy(&inputs[0]),
         Op::CrossEntropyGrad(_) => loss::cross_entropy_grad(&inputs[1]),
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(&inputs[0]),
+        Op::SquaredError(_) => loss::squared_error(&inputs[0]),
         Op::OneHotMax(_) => loss::one_hot_max(&inputs[0]),
         Op::GlobalNorm(_) => optimise::global_norm(inputs),
         Op::SquareSums(_) => optimise::square_sums(&inputs[0]),

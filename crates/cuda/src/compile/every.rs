@@ -42,7 +42,7 @@ fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
         "cosine" => &[("VEC", &[1, 2])],
         "windows" => &[("VEC", &[2, 4, 8])],
         "conv_layout" => &[("VEC", &[4])],
-        "dropout" => &[("VEC", &[8])],
+        "dropout" | "tokens" => &[("VEC", &[8])],
         "depthwise" => &[("VEC", &[8]), ("KERNEL_WIDTH", &[1, 5, 31])],
         "arithmetic" | "movement" | "patchify" | "reduce" => &[("VEC", &[1, 2, 4, 8])],
         _ => &[],

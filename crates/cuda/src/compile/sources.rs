@@ -90,6 +90,7 @@ sources!(
     REDUCE "reduce" [X Y] {VEC: "1"},
     ROTARY "rotary" [X DY Y] {VEC: "8", ADJACENT: "0", INDEX: "u64"},
     SOFTMAX "softmax" [X DY Y],
+    TOKENS "tokens" [X Y] {VEC: "1"},
     WINDOWS "windows" [X Y] {VEC: "1", INDEX: "u64"},
 );
 

@@ -61,6 +61,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) losses[blockIdx.x] = loss;
 }
 
+// losses[row]: the mean of the squared differences of x and targets.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    squared_error_rows(const float* x, const float* targets, double* losses, u32 columns) {
+    const u64 start = (u64)blockIdx.x * columns;
+    double sum = 0.0;
+    for (u32 i = threadIdx.x; i < columns; i += THREADS) {
+        const double difference = (double)x[start + i] - (double)targets[start + i];
+        sum += difference * difference;
+    }
+    sum = block_sum<THREADS>(sum);
+    if (threadIdx.x == 0) losses[blockIdx.x] = sum / (double)columns;
+}
+
 // Whether v, element `index`, replaces the maximum so far: it is larger, or equal and earlier. NaN is larger than all.
 __device__ __forceinline__ bool replaces(float v, u32 index, float largest, u32 argmax) {
     const bool equal = v == largest || (v != v && largest != largest);

@@ -18,6 +18,10 @@ pub(super) fn sigmoid_cross_entropy(e: &mut Emitter) {
     mean_loss("sigmoid_cross_entropy_rows", e);
 }
 
+pub(super) fn squared_error(e: &mut Emitter) {
+    mean_loss("squared_error_rows", e);
+}
+
 pub(super) fn one_hot_max(e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let (rows, columns) = (y.shape.rows(), y.shape.last());

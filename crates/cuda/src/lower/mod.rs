@@ -20,6 +20,7 @@ mod pool;
 mod reduce;
 mod rotary;
 mod rows;
+mod tokens;
 mod windows;
 
 pub(crate) use arithmetic::conversion;
@@ -301,11 +302,11 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::RotaryTables(_) => rotary::tables(e),
         Op::RotaryTablesGrad(_) => rotary::frequencies_grad(e),
         Op::Uniform(op) => rotary::uniform(op, e),
-        Op::TokenSubset(op) => {
-            let tokens = e.inputs[0].shape[1];
-            rows::token_subset(*op, tokens, "token_subset", e);
-        }
-        Op::TokenSubsetGrad(op) => rows::token_subset(op.subset, op.tokens, "token_subset_grad", e),
+        Op::RandomPartition(op) => tokens::random_partition(*op, e),
+        Op::TokenCorruption(op) => tokens::token_corruption(*op, e),
+        Op::GatherTokens(op) => tokens::gather_tokens(*op, e),
+        Op::ScatterTokens(op) => tokens::scatter_tokens(*op, e),
+        Op::ColourClass(op) => tokens::colour_class(op, e),
         Op::CosineQkv(op) => cosine::forward(op.heads, e),
         Op::CosineQkvGrad(op) => cosine::backward(op.heads, e),
         Op::LayerNorm(op) => norm::layer_norm(op, e),
@@ -336,6 +337,7 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::SquareSums(_) => optimise::square_sums(e),
         Op::NormOfSums(_) => optimise::norm_of_sums(e),
         Op::SigmoidCrossEntropy(_) => loss::sigmoid_cross_entropy(e),
+        Op::SquaredError(_) => loss::squared_error(e),
         Op::OneHotMax(_) => loss::one_hot_max(e),
         update if optimise::is_update(update) => optimise::updates(&[update], e),
         // Fused operations of rewrites that only the CPU applies.

@@ -1,6 +1,6 @@
 //! Softmax, activations and dropout.
 
-use vit_graph::ops::{Activation, Dropout, Granularity, Operation, TokenSubset};
+use vit_graph::ops::{Activation, Dropout, Granularity, Operation};
 
 use super::reduce::{self, RowSplits};
 use super::{Emitter, THREADS, VECTOR};
@@ -94,22 +94,6 @@ pub(super) fn mask(op: Dropout) -> CStruct {
     // Below 2^32, since rates are below 1.
     let keep_from = (f64::from(op.rate) * 4294967296.0).ceil() as usize;
     CStruct::new().u32(op.stream as usize).u32(keep_from).f32(1.0 / (1.0 - op.rate))
-}
-
-/// A random subset of `tokens` tokens, or its gradient; a block has one sample.
-pub(super) fn token_subset(op: TokenSubset, tokens: usize, kernel: &'static str, e: &mut Emitter) {
-    let (x, seed, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
-    let (batch, width) = (x.shape[0], x.shape[2]);
-    let variant = KernelVariant::new(&compile::DROPOUT).with("X", x.storage.name()).with("Y", y.storage.name());
-    let arguments = KernelArguments::new()
-        .pointers(&[x.address, seed.address, y.address])
-        .u32(op.stream as usize)
-        .u32(tokens)
-        .u32(op.keep)
-        .u32(width);
-    if batch * width > 0 {
-        e.kernel(variant, kernel, [batch, 1, 1], THREADS, 0, arguments);
-    }
 }
 
 pub(super) fn dropout(op: Dropout, e: &mut Emitter) {

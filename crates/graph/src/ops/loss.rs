@@ -94,6 +94,49 @@ impl Operation for CrossEntropyGrad {
     }
 }
 
+/// The mean of the squared differences of all elements. Inputs: `x [rows, columns]`, `targets` of the same shape, which have no
+/// gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SquaredError;
+
+impl Operation for SquaredError {
+    fn name(&self) -> &'static str {
+        "squared_error"
+    }
+
+    fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
+        arity(inputs, 2)?;
+        check(&inputs[0], &inputs[1])?;
+        Ok(vec![Type::f32(Shape::default())])
+    }
+
+    /// `dy · 2 (x - targets) / elements`.
+    fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
+        if b.needs_gradient(1) {
+            return Err(b.unsupported("targets are given, not learned"));
+        }
+        let (x, targets, dy) = (b.input(0), b.input(1), b.dy()?);
+        let elements = b.graph.shape(x).elements();
+        let difference = b.graph.value(Binary::Sub, &[x, targets])?;
+        let dy = b.graph.value(Scale(2.0 / elements as f32), &[dy])?;
+        let dx = b.graph.value(Binary::Mul, &[difference, dy])?;
+        b.set(0, dx)
+    }
+
+    fn evaluate(&self, inputs: &[&Array], _: &[Type]) -> Vec<Array> {
+        let squares = inputs[0].data().iter().zip(inputs[1].data()).map(|(x, t)| (x - t) * (x - t));
+        vec![Array::filled(Shape::default(), squares.sum::<f64>() / inputs[0].data().len() as f64)]
+    }
+
+    fn input_precision(&self, _input: usize) -> InputPrecision {
+        InputPrecision::F32
+    }
+
+    fn is_f32_output(&self, _output: usize) -> bool {
+        true
+    }
+}
+
 /// Binary cross-entropy of independent classes: summed over classes, mean over the batch, as in big_vision's
 /// `sigmoid_xent`.
 ///

@@ -31,7 +31,7 @@ mod rotary;
 mod softmax;
 mod source;
 mod sync_batch_norm;
-mod token_subset;
+mod tokens;
 mod uniform;
 mod windows;
 
@@ -47,7 +47,7 @@ pub use fused_conv::{FusedConv2d, ResidualAt};
 pub use gather::{Gather, GatherGrad};
 pub use group_norm::{GroupNorm, GroupNormGrad};
 pub use linear::{Linear, LinearWithDerivative};
-pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy};
+pub use loss::{CrossEntropy, CrossEntropyGrad, OneHotMax, SigmoidCrossEntropy, SquaredError};
 pub use matmul::{MatMul, MatMulTimes};
 pub use movement::{Broadcast, Concat, Pad, Permute, Reshape, Slice};
 pub use norm::{AddLayerNorm, LayerNorm, LayerNormGrad, LayerNormGradAdd};
@@ -61,7 +61,7 @@ pub use source::{Constant, Data, Input, Parameter};
 pub use sync_batch_norm::{
     BatchMoments, SyncBatchNorm, SyncBatchNormGrad, SyncedParts, VarianceAbout, sync_batch_norm,
 };
-pub use token_subset::{TokenSubset, TokenSubsetGrad};
+pub use tokens::{ColourClass, GatherTokens, RandomPartition, ScatterTokens, TokenCorruption};
 pub use uniform::Uniform;
 pub use windows::{Unwindows, Windows};
 
@@ -278,8 +278,11 @@ operations!(
     Unary,
     Dropout,
     Uniform,
-    TokenSubset,
-    TokenSubsetGrad,
+    RandomPartition,
+    TokenCorruption,
+    GatherTokens,
+    ScatterTokens,
+    ColourClass,
     Reshape,
     Permute,
     Slice,
@@ -292,6 +295,7 @@ operations!(
     CrossEntropy,
     CrossEntropyGrad,
     SigmoidCrossEntropy,
+    SquaredError,
     OneHotMax,
     GlobalNorm,
     SquareSums,

@@ -110,7 +110,10 @@ impl Building {
         let Some(seed) = self.seed.as_ref().filter(|_| rate > 0.0) else { return x };
         let count = x.extent(1).saturating_sub(prefix);
         let kept = (count as f64 * (1.0 - f64::from(rate))) as usize;
-        let subset = |patches: &Tensor| patches.token_subset(kept.max(1), seed);
+        let subset = |patches: &Tensor| {
+            let order = seed.random_partition(patches.extent(0), count, kept.max(1));
+            patches.gather_tokens(&order, 0..kept.max(1))
+        };
         if prefix == 0 {
             return subset(&x);
         }
