@@ -131,6 +131,18 @@ pub struct ReadOptions {
     pub decode: DecodeOptions,
     /// Limits on unpacked data.
     pub limits: Limits,
+    /// Whether images need a label; without, those in no class folder and beside no label file are samples, too.
+    pub labels: LabelRequirement,
+}
+
+/// Whether images need a label to be samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LabelRequirement {
+    /// Images without a label are skipped.
+    #[default]
+    Required,
+    /// They are samples without a label.
+    Optional,
 }
 
 /// Options of opening a dataset for training.
@@ -327,15 +339,15 @@ enum OpenPurpose {
 /// Lists the dataset at `path`, at least as far as the purpose requires.
 fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
     let mut budget = store::Budget::new(options.limits);
-    let (input, special) = recognise(path)?;
+    let (input, special) = recognise(path, options.labels)?;
     let mut listing = match input {
-        DatasetInput::Folders(tree) => folders::read(path, tree),
+        DatasetInput::Folders(tree) => folders::read(path, tree, options.labels),
         DatasetInput::Files(kind, mut sources) => {
             if let OpenPurpose::Evaluation(asked) = purpose {
                 leave_out_other_splits(&mut sources, asked);
             }
             match kind {
-                SourceKind::Tar => archive::read(path, &sources, &mut budget)?,
+                SourceKind::Tar => archive::read(path, &sources, &mut budget, options.labels)?,
                 SourceKind::Parquet => parquet::read(path, &sources, &mut budget)?,
                 SourceKind::Manifest => manifest::read(path, &sources)?,
                 SourceKind::Cifar => cifar::read(path, &sources, &mut budget)?,

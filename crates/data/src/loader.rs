@@ -50,6 +50,8 @@ pub enum LabelCount {
     Single,
     /// Any number.
     Multiple,
+    /// Labels are ignored, and batches have no targets.
+    Ignored,
 }
 
 /// The settings of a [`Loader`].
@@ -113,6 +115,11 @@ impl LoaderSettings {
     /// Batches per epoch of this many samples.
     pub fn batches_per_epoch(&self, samples: usize) -> u64 {
         self.plan(samples).batches()
+    }
+
+    /// The targets of a sample.
+    fn targets(&self, samples: &dyn Samples) -> usize {
+        if self.labels == LabelCount::Ignored { 0 } else { samples.classes().len() }
     }
 
     fn plan(&self, samples: usize) -> EpochPlan {
@@ -387,7 +394,8 @@ impl Drop for Loader {
 
 fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<EpochPlan, LoaderError> {
     let classes = samples.classes().len();
-    if samples.is_empty() || classes == 0 {
+    let ignored = settings.labels == LabelCount::Ignored;
+    if samples.is_empty() || (classes == 0 && !ignored) {
         return Err(LoaderError::Empty { samples: samples.len(), classes });
     }
     if u32::try_from(samples.len()).is_err() {
@@ -401,7 +409,7 @@ fn check(samples: &dyn Samples, settings: &LoaderSettings) -> Result<EpochPlan, 
         return Err(LoaderError::Parts { batch: settings.batch, parts });
     }
     settings.mix.validate()?;
-    for index in 0..samples.len() {
+    for index in (0..samples.len()).filter(|_| !ignored) {
         let labels = samples.labels(index);
         let wrong = |found: String, expected: String| LoaderError::Label { name: samples.name(index), found, expected };
         if settings.labels == LabelCount::Single && labels.len() != 1 {

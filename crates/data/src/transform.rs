@@ -162,6 +162,8 @@ pub struct TrainTransform {
     policy: Option<AutoAugment>,
     channels: Vec<Channel>,
     fill: [u8; 3],
+    /// Transforms of the same image, whose results follow.
+    further_views: Vec<TrainTransform>,
 }
 
 impl TrainTransform {
@@ -176,12 +178,19 @@ impl TrainTransform {
             fill: mean_colour(preprocess),
             preprocess: preprocess.clone(),
             augmentation: augmentation.clone(),
+            further_views: Vec::new(),
         })
     }
 
-    /// Values per image.
+    /// The same with further views of each image, perhaps of other sizes (multi-crop), which follow the first.
+    pub fn with_views(mut self, further: impl IntoIterator<Item = TrainTransform>) -> Self {
+        self.further_views.extend(further);
+        self
+    }
+
+    /// Values per image, of all its views.
     pub fn output_len(&self) -> usize {
-        self.preprocess.output_len()
+        self.preprocess.output_len() + self.further_views.iter().map(TrainTransform::output_len).sum::<usize>()
     }
 
     /// The model's preprocessing.
@@ -194,19 +203,25 @@ impl TrainTransform {
         &self.augmentation
     }
 
-    /// Writes the transformed image to `into`: `[channel][height][width]`, normalised, [`output_len`](Self::output_len)
-    /// values.
+    /// Writes the transformed image to `into`: `[channel][height][width]` of each view, normalised,
+    /// [`output_len`](Self::output_len) values.
     pub fn apply(&self, image: &Image, random: &mut SampleRandom, into: &mut [f32]) -> Result<(), TransformError> {
         let [height, width] = self.preprocess.image_size;
         let expected = self.output_len();
         if into.len() != expected {
             return Err(PreprocessError::OutputLength { expected, found: into.len() }.into());
         }
+        let (into, mut further) = into.split_at_mut(self.preprocess.output_len());
         let augmented = self.augmented(image, random)?;
         for (number, (channel, plane)) in self.channels.iter().zip(into.chunks_exact_mut(height * width)).enumerate() {
             channel.write(augmented.pixels(), number, plane);
         }
         self.augmentation.erasing.apply(into, height, width, random);
+        for view in &self.further_views {
+            let (into, rest) = std::mem::take(&mut further).split_at_mut(view.output_len());
+            view.apply(image, random, into)?;
+            further = rest;
+        }
         Ok(())
     }
 

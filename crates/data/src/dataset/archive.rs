@@ -7,7 +7,7 @@ use super::recognise::SourceFile;
 use super::split::Split;
 use super::store::{Budget, Compression, Store, start_of};
 use super::tar::{TarMember, members};
-use super::{DatasetFormat, cifar, folders, webdataset};
+use super::{DatasetFormat, LabelRequirement, cifar, folders, webdataset};
 use crate::files::has_image_extension;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -42,8 +42,14 @@ pub(super) fn is_image(member: &TarMember) -> bool {
     !member.is_folder && has_image_extension(Path::new(&member.name))
 }
 
-pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+pub(super) fn read(
+    path: &Path,
+    sources: &[SourceFile],
+    budget: &mut Budget,
+    labels: LabelRequirement,
+) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Tar, path.to_owned(), path.to_owned(), LabelText::Name);
+    listing.labels_required = labels;
     let mut shards = Vec::with_capacity(sources.len());
     let mut listed = list_objects(sources).into_iter();
     for source in sources {

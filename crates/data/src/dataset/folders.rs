@@ -3,7 +3,7 @@
 use super::error::DatasetError;
 use super::layout::{FolderLayout, PathRole};
 use super::listing::{ImagePlace, LabelText, Listing, slashed};
-use super::{DatasetFormat, split::Split};
+use super::{DatasetFormat, LabelRequirement, split::Split};
 use crate::files::{has_image_extension, natural};
 use crate::objects;
 use std::collections::HashSet;
@@ -84,8 +84,9 @@ impl FolderTree {
     }
 }
 
-pub(super) fn read(path: &Path, tree: FolderTree) -> Listing {
+pub(super) fn read(path: &Path, tree: FolderTree, labels: LabelRequirement) -> Listing {
     let mut listing = Listing::new(DatasetFormat::Folders, path.to_owned(), path.to_owned(), LabelText::Name);
+    listing.labels_required = labels;
     let text = |paths: &[PathBuf]| -> Vec<String> { paths.iter().map(|path| slashed(path)).collect() };
     let (images, folders) = (text(&tree.images), text(&tree.folders));
     let layout = FolderLayout::of(images.iter().map(String::as_str));
@@ -103,7 +104,10 @@ pub(super) fn read(path: &Path, tree: FolderTree) -> Listing {
 pub(super) fn add(listing: &mut Listing, layout: &FolderLayout, image: &str, split: Option<Split>, place: ImagePlace) {
     match layout.role(image) {
         PathRole::Sample(inner, class) => listing.push(place, inner.or(split), [class]),
-        PathRole::NoClass => listing.skip("in no class folder", || image.to_owned()),
+        PathRole::NoClass(inner) if listing.labels_required == LabelRequirement::Optional => {
+            listing.push(place, inner.or(split), [] as [&str; 0]);
+        }
+        PathRole::NoClass(_) => listing.skip("in no class folder", || image.to_owned()),
         PathRole::BesideSplits => {
             listing.skip("in a folder that is neither train, validation nor test", || image.to_owned());
         }

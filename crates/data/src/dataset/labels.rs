@@ -1,6 +1,7 @@
 //! Labels as written in manifests, JSON and text files: `cat`, `3`, `cat|dog`, `["cat", "dog"]`, or soft labels
 //! `{"cat": 0.7, "dog": 0.3}`.
 
+use super::LabelRequirement;
 use super::listing::{ImagePlace, Listing};
 use super::split::Split;
 use serde_json::Value;
@@ -80,16 +81,19 @@ pub(super) struct LabelledRow {
     pub(super) labels: WrittenLabels,
 }
 
-/// Adds the rows. Samples without labels are skipped unless a row has a list of labels.
+/// Adds the rows. Samples without labels are skipped unless a row has a list of labels, or none needs one.
 pub(super) fn add(listing: &mut Listing, rows: Vec<LabelledRow>) {
     listing.multi_label |= rows.iter().any(|row| matches!(row.labels, WrittenLabels::Many(_)));
+    let required = listing.labels_required == LabelRequirement::Required;
     for LabelledRow { place, split, labels } in rows {
         match labels {
-            WrittenLabels::None if !listing.multi_label => listing.skip("without a label", || match &place {
-                ImagePlace::File(path) => path.display().to_string(),
-                ImagePlace::Range { name, .. } | ImagePlace::Custom { name, .. } => name.to_string(),
-                ImagePlace::Row { row, .. } => format!("row {row}"),
-            }),
+            WrittenLabels::None if !listing.multi_label && required => {
+                listing.skip("without a label", || match &place {
+                    ImagePlace::File(path) => path.display().to_string(),
+                    ImagePlace::Range { name, .. } | ImagePlace::Custom { name, .. } => name.to_string(),
+                    ImagePlace::Row { row, .. } => format!("row {row}"),
+                })
+            }
             WrittenLabels::None => listing.push(place, split, [] as [&str; 0]),
             WrittenLabels::One(label) => listing.push(place, split, [label]),
             WrittenLabels::Shares(shares) => listing.push_shares(place, split, &shares),

@@ -15,8 +15,8 @@ pub(super) struct FolderLayout {
 pub(super) enum PathRole<'a> {
     /// Its split and its class.
     Sample(Option<Split>, &'a str),
-    /// Not in a class folder.
-    NoClass,
+    /// Its split, but not in a class folder.
+    NoClass(Option<Split>),
     /// In a folder beside the splits.
     BesideSplits,
 }
@@ -42,7 +42,7 @@ impl FolderLayout {
         }
         match (parts.next(), parts.peek()) {
             (Some(class), Some(_)) => PathRole::Sample(split, class),
-            _ => PathRole::NoClass,
+            _ => PathRole::NoClass(split),
         }
     }
 
@@ -118,7 +118,7 @@ mod tests {
         let role = |image| match layout.role(image) {
             PathRole::Sample(Some(split), class) => format!("{split}:{class}"),
             PathRole::Sample(None, class) => class.to_owned(),
-            PathRole::NoClass => "-".to_owned(),
+            PathRole::NoClass(_) => "-".to_owned(),
             PathRole::BesideSplits => "beside".to_owned(),
         };
         images.iter().map(|image| role(image)).collect()

@@ -1,9 +1,9 @@
 //! The result of a format's reader: the location of every sample, its split and its labels as written. Nothing is
 //! decoded or selected yet.
 
-use super::DatasetFormat;
 use super::split::Split;
 use super::store::{Encoding, Store};
+use super::{DatasetFormat, LabelRequirement};
 use crate::decode::{DecodeOptions, ImageError, MAX_FILE_BYTES, decode, open};
 use crate::image::Image;
 use crate::samples::Samples;
@@ -169,6 +169,8 @@ pub(super) struct Listing {
     pub(super) texts: Vec<String>,
     numbers: HashMap<String, u32>,
     pub(super) label_text: LabelText,
+    /// Whether samples need a label.
+    pub(super) labels_required: LabelRequirement,
     /// Whether samples may have any number of labels.
     pub(super) multi_label: bool,
     /// The names of all classes in order, if the dataset contains them.
@@ -191,6 +193,7 @@ impl Listing {
             texts: Vec::new(),
             numbers: HashMap::new(),
             label_text,
+            labels_required: LabelRequirement::Required,
             multi_label: false,
             class_names: None,
             empty: Vec::new(),

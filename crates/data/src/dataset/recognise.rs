@@ -5,7 +5,7 @@ use super::folders::FolderTree;
 use super::listing::slashed;
 use super::split::Split;
 use super::store::{Compression, start_of, unpack};
-use super::{cifar, idx, manifest, tar};
+use super::{LabelRequirement, cifar, idx, manifest, tar};
 use crate::files::{FilesError, is_pattern, natural};
 use crate::objects;
 use std::io;
@@ -40,10 +40,10 @@ pub(super) enum DatasetInput {
     Files(SourceKind, Vec<SourceFile>),
 }
 
-/// The dataset at `path`, and the skipped special files.
-pub(super) fn recognise(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
+/// The dataset at `path`, and the skipped special files. Images in no folder are one only if they need no label.
+pub(super) fn recognise(path: &Path, labels: LabelRequirement) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     match vit_storage::kind(path) {
-        Ok(PathKind::Folder) => folder(path),
+        Ok(PathKind::Folder) => folder(path, labels),
         Ok(PathKind::File) => {
             // A single file is read whole, whatever split its name contains.
             let source = SourceFile { path: path.to_owned(), key: file_name(path), split: None };
@@ -126,7 +126,7 @@ fn is_text(start: &[u8]) -> bool {
 }
 
 /// A manifest takes precedence; then images in folders; then files that contain images.
-fn folder(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
+fn folder(path: &Path, labels: LabelRequirement) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     let mut tree = FolderTree::of(path)?;
     let special = std::mem::take(&mut tree.special);
     let all = |is_one: &dyn Fn(&Path) -> bool| -> Vec<SourceFile> {
@@ -153,6 +153,9 @@ fn folder(path: &Path) -> Result<(DatasetInput, Vec<PathBuf>), DatasetError> {
     ];
     if let Some((kind, sources)) = kinds.into_iter().find(|(_, sources)| !sources.is_empty()) {
         return Ok((DatasetInput::Files(kind, sources), special));
+    }
+    if !tree.images.is_empty() && labels == LabelRequirement::Optional {
+        return Ok((DatasetInput::Folders(tree), special));
     }
     let hint = match (tree.images.first(), special.first()) {
         (Some(_), _) => {

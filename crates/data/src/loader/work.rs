@@ -154,7 +154,7 @@ impl LoaderState {
         let length = self.settings.transform.output_len();
         buffers.images.resize(rows * length, 0.0);
         buffers.images[count * length..].fill(0.0);
-        buffers.targets.resize(rows * self.samples.classes().len(), 0.0);
+        buffers.targets.resize(rows * self.settings.targets(&*self.samples), 0.0);
         buffers.samples.clear();
         buffers.samples.resize(count, 0);
         buffers.replaced.clear();
@@ -295,12 +295,11 @@ impl LoaderState {
     }
 
     fn complete(&self, batch: &OpenBatch, content: &mut BatchContent) {
-        let preprocess = self.settings.transform.preprocess();
-        let [height, width] = preprocess.image_size;
-        let classes = self.samples.classes().len();
+        let [height, width] = self.settings.transform.preprocess().image_size;
+        let (length, classes) = (self.settings.transform.output_len(), self.settings.targets(&*self.samples));
         let mixing = self.settings.mix.choose(self.settings.seed, batch.step, height, width);
         let BatchBuffers { images, targets, samples, replaced } = &mut content.buffers;
-        let images = &mut images[..batch.count * preprocess.output_len()];
+        let images = &mut images[..batch.count * length];
         let (targets, padding) = targets.split_at_mut(batch.count * classes);
         let target = |sample: usize| match self.samples.shares(sample) {
             Some((classes, shares)) => Target { classes, shares: Some(shares) },
@@ -308,8 +307,10 @@ impl LoaderState {
         };
         // Partners are in the same part, which one process has.
         let part = batch.count / self.settings.parts.own.len();
-        let images = images.chunks_mut(part * preprocess.output_len());
-        for ((images, targets), samples) in images.zip(targets.chunks_mut(part * classes)).zip(samples.chunks(part)) {
+        let images = images.chunks_mut(part * length);
+        // Without classes there is nothing to write, nor to mix.
+        let targets = targets.chunks_mut((part * classes).max(1));
+        for ((images, targets), samples) in images.zip(targets).zip(samples.chunks(part)) {
             mixing.mix(images, part, height, width);
             let label = |place: usize| target(samples[place]);
             write_targets(targets, classes, label, self.settings.mix.smoothing, mixing.lambda());
