@@ -3,11 +3,11 @@
 
 use std::collections::HashSet;
 
-use vit_graph::Graph;
+use vit_graph::ops::Parameter;
 
 use crate::architecture::{Architecture, PositionLayout};
 use crate::error::ModelError;
-use crate::layers::{Mode, offsets};
+use crate::layers::offsets;
 use crate::vit::Vit;
 use crate::weights::positions::{Resampling, resample};
 use crate::weights::{Scheme, Tensor, Weights, patch_filters, relative};
@@ -31,10 +31,10 @@ pub fn adapt(
     to: &Architecture,
     leniency: Leniency,
 ) -> Result<Vec<String>, ModelError> {
-    let graph = to.build(1, Mode::Inference)?;
+    let parameters = to.parameters()?;
     let mut adaptation = Adaptation { old: weights, new: vec![], scheme, leniency, report: vec![], wrong: vec![] };
-    adaptation.match_parameters(&graph, from, to)?;
-    let left_over = adaptation.left_over(&graph, to);
+    adaptation.match_parameters(&parameters, from, to)?;
+    let left_over = adaptation.left_over(&parameters, from, to);
     let Adaptation { new, report, wrong, .. } = adaptation;
     if !wrong.is_empty() {
         return Err(ModelError::unmatched(&wrong));
@@ -57,8 +57,13 @@ struct Adaptation<'a> {
 }
 
 impl Adaptation<'_> {
-    fn match_parameters(&mut self, graph: &Graph, from: &Architecture, to: &Architecture) -> Result<(), ModelError> {
-        for (_, parameter) in graph.parameters() {
+    fn match_parameters(
+        &mut self,
+        parameters: &[Parameter],
+        from: &Architecture,
+        to: &Architecture,
+    ) -> Result<(), ModelError> {
+        for parameter in parameters {
             let (name, shape) = (parameter.name.as_str(), parameter.shape.to_vec());
             let head = to.is_head(name);
             let tensor = match self.old.tensors.get(name).filter(|_| !(head && self.leniency.other_classes)) {
@@ -176,10 +181,24 @@ impl Adaptation<'_> {
     }
 
     /// The names of tensors that the model does not have.
-    fn left_over(&mut self, graph: &Graph, to: &Architecture) -> Vec<String> {
-        let wanted: HashSet<&str> = graph.parameters().map(|(_, parameter)| parameter.name.as_str()).collect();
+    fn left_over(&mut self, parameters: &[Parameter], from: &Architecture, to: &Architecture) -> Vec<String> {
+        let wanted: HashSet<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
+        // The layers of pre-training go together: one line is enough. A file may have a decoder that its configuration does
+        // not mention.
+        let of_pretraining = from.pretraining().map_or(&["decoder_"][..], |pretraining| pretraining.prefixes());
+        let belongs = |name: &str| of_pretraining.iter().any(|prefix| name.starts_with(prefix));
         let mut names = Vec::new();
+        if to.pretraining().is_none() {
+            let left_out = |name: &&String| !wanted.contains(name.as_str()) && belongs(name);
+            names.extend(self.old.tensors.keys().filter(left_out).cloned());
+            if !names.is_empty() {
+                self.report.push(format!("{} tensors of pre-training: left out", names.len()));
+            }
+        }
         for (name, tensor) in self.old.tensors.iter().filter(|(name, _)| !wanted.contains(name.as_str())) {
+            if names.contains(name) {
+                continue;
+            }
             let head = to.is_head(name);
             // A mask token is only used in pre-training.
             if name == "mask_token" || (head && self.leniency.new_head && !self.leniency.other_classes) {

@@ -11,6 +11,7 @@ use vit_graph::{Graph, GraphError, Tensor};
 use crate::config::{Config, Configured};
 use crate::layers::{Building, Mode};
 use crate::variant::Variant;
+use crate::vit::{Masks, Pretraining};
 use crate::weights::{Scheme, Weights};
 
 /// One architecture: a struct of its choices, which this trait turns into graphs.
@@ -60,6 +61,20 @@ pub trait Network: Configured {
         }
         image.finish()
     }
+
+    /// The layers that only pre-training without labels has, if there are any.
+    fn pretraining(&self) -> Option<&Pretraining> {
+        None
+    }
+
+    /// The graph of pre-training for a batch of images.
+    fn build_pretraining(&self, _batch: usize, _masks: Masks) -> Result<Graph, GraphError> {
+        let reason = "only Vision Transformers can be pre-trained without labels".into();
+        Err(GraphError::Shape { op: self.kind(), scope: "pre-training".into(), inputs: "image".into(), reason })
+    }
+
+    /// Leaves out the layers that only pre-training has.
+    fn without_pretraining(&mut self) {}
 
     /// Changes dropout: in a Vision Transformer after every layer, in others before the head.
     fn set_dropout(&mut self, _rate: f32) {}
@@ -247,12 +262,23 @@ impl Architecture {
 
     /// Gives weights with timm's names the names of this model's parameters.
     pub fn own_names(&self, weights: Weights) -> Result<Weights, GraphError> {
-        let graph = self.build(1, Mode::Inference)?;
-        let renamed =
-            |(_, parameter): (_, &Parameter)| Some((self.timm_name(&parameter.name)?, parameter.name.clone()));
-        let ours: HashMap<String, String> = graph.parameters().filter_map(renamed).collect();
+        let renamed = |parameter: Parameter| Some((self.timm_name(&parameter.name)?, parameter.name));
+        let ours: HashMap<String, String> = self.parameters()?.into_iter().filter_map(renamed).collect();
         let named = |(name, tensor)| (ours.get(&name).cloned().unwrap_or(name), tensor);
         Ok(Weights { tensors: weights.tensors.into_iter().map(named).collect(), metadata: weights.metadata })
+    }
+
+    /// All parameters: the model's, then those that only pre-training has.
+    pub fn parameters(&self) -> Result<Vec<Parameter>, GraphError> {
+        let graph = self.build(1, Mode::Inference)?;
+        let mut all: Vec<Parameter> = graph.parameters().map(|(_, parameter)| parameter.clone()).collect();
+        if self.pretraining().is_some() {
+            let graph = self.build_pretraining(1, Masks::Given)?;
+            let more = graph.parameters().filter(|(_, p)| all.iter().all(|known| known.name != p.name));
+            let more: Vec<Parameter> = more.map(|(_, parameter)| parameter.clone()).collect();
+            all.extend(more);
+        }
+        Ok(all)
     }
 
     /// Height and width of the image.

@@ -111,6 +111,8 @@ pub struct Changes {
     pub channels: Option<usize>,
     /// Other classes, even if there are as many: the head is initialised anew.
     pub new_head: bool,
+    /// The layers that only pre-training without labels has are left out.
+    pub encoder_alone: bool,
 }
 
 /// How to open a checkpoint.
@@ -167,13 +169,18 @@ impl Checkpoint {
                 report.extend(adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?);
                 Ok((config, weights, scheme, report))
             }
-            (_, Some(Described { config, kind: Some(kind), json })) if kind.recognises(&raw, &config.architecture) => {
+            (_, Some(Described { mut config, kind: Some(kind), json }))
+                if kind.recognises(&raw, &config.architecture) =>
+            {
                 let tensors = raw.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.shape.clone())).collect();
                 let (model, scheme) = (config.architecture.clone(), Scheme::HuggingFace);
                 kind.to_canonical(raw, &model)
                     .map_err(ModelError::from)
                     .and_then(|mut weights| {
-                        let report = adapt(&mut weights, scheme, &model, &model, leniency)?;
+                        let mut report: Vec<String> =
+                            without_missing_pretraining(&mut config, &weights).into_iter().collect();
+                        let model = &config.architecture;
+                        report.extend(adapt(&mut weights, scheme, model, model, leniency)?);
                         Ok((config, weights, scheme, report))
                     })
                     .map_err(|error| match &kind.misfits(&tensors, &json, &model)[..] {
@@ -181,11 +188,12 @@ impl Checkpoint {
                         lines => ModelError::unmatched(lines),
                     })
             }
-            (_, described) => names::canonical(raw).map_err(ModelError::from).and_then(|(mut weights, scheme)| {
-                let (config, mut report) = match described {
+            (_, described) => canonical(raw, described.as_ref()).and_then(|(mut weights, scheme)| {
+                let (mut config, mut report) = match described {
                     Some(Described { config, .. }) => (config, Vec::new()),
                     None => guessed(unknown, folder, &source, &weights, scheme)?,
                 };
+                report.extend(without_missing_pretraining(&mut config, &weights));
                 report.extend(adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?);
                 Ok((config, weights, scheme, report))
             }),
@@ -249,6 +257,9 @@ impl Checkpoint {
         if let Some(classes) = changes.classes.filter(|&c| c != target.architecture.classes()) {
             target.architecture.set_classes(classes);
             target.labels.clear();
+        }
+        if changes.encoder_alone {
+            target.architecture.without_pretraining();
         }
         if target == self.config && !changes.new_head {
             return Ok(());
@@ -366,6 +377,28 @@ fn read_described(folder: &Path) -> Result<Option<Described>, ModelError> {
     let preprocessor = read_json(&folder.join("preprocessor_config.json"))?;
     let config = config::parse(&json, preprocessor.as_ref()).map_err(|what| ModelError::Config { path, what })?;
     Ok(Some(Described { config, kind: hugging_face::model_type(&json), json }))
+}
+
+/// Weights under canonical names. Of timm's, a mask token is one of them only where the model is known to have it.
+fn canonical(raw: Weights, described: Option<&Described>) -> Result<(Weights, Scheme), ModelError> {
+    let pretraining = described.and_then(|described| described.config.architecture.pretraining());
+    let token = raw.tensors.get("mask_token").filter(|_| pretraining.is_some()).cloned();
+    let (mut weights, scheme) = names::canonical(raw)?;
+    if let Some(token) = token {
+        weights.tensors.entry("mask_token".into()).or_insert(token);
+    }
+    Ok((weights, scheme))
+}
+
+/// A file may have the encoder alone of a model that was pre-trained without labels.
+fn without_missing_pretraining(config: &mut Config, weights: &Weights) -> Option<String> {
+    let prefixes = config.architecture.pretraining()?.prefixes();
+    let of_pretraining = |name: &String| prefixes.iter().any(|prefix| name.starts_with(prefix));
+    if weights.tensors.keys().any(of_pretraining) {
+        return None;
+    }
+    config.architecture.without_pretraining();
+    Some("the weights have the encoder alone, without the layers of pre-training".into())
 }
 
 /// The configuration of weights without one, or with one whose name is not known, and what to report about it.

@@ -15,6 +15,7 @@ mod network;
 mod parallel;
 mod pooling;
 mod positions;
+mod pretraining;
 pub(crate) mod quick_gelu;
 mod relative;
 mod relpos;
@@ -24,7 +25,10 @@ mod variants;
 pub use attention::{Qkv, QkvBias};
 pub use backbone::{Backbone, ConvStem};
 pub use pooling::Pooling;
-pub use positions::{CoordinateAugmentation, Positions, PositionsOn, RotaryAngles, RotaryPositions, sin_cos};
+pub use positions::{
+    CoordinateAugmentation, Positions, PositionsOn, RotaryAngles, RotaryPositions, sin_cos, sin_cos_mae,
+};
+pub use pretraining::{MaskedAutoencoder, MaskedPatches, Masks, PatchTarget, Pretraining, SelfDistillation};
 pub use relative::{BiasSharing, RelativeBias, RelativeBiasKind};
 pub use variants::{PAPER_SIZES, VitSize};
 
@@ -172,6 +176,8 @@ pub struct Vit {
     pub patch_drop: f32,
     /// Stochastic depth: the rate of the last block; earlier ones grow linearly to it.
     pub drop_path: f32,
+    /// The layers that only pre-training without labels has.
+    pub pretraining: Option<Pretraining>,
 }
 
 impl Default for Vit {
@@ -223,6 +229,7 @@ impl Default for Vit {
             attention_dropout: 0.0,
             patch_drop: 0.0,
             drop_path: 0.0,
+            pretraining: None,
         }
     }
 }
@@ -246,6 +253,15 @@ impl Vit {
     }
 }
 
+/// What the blocks of an encoder share.
+#[derive(Default)]
+struct EncoderInputs {
+    /// The bias on attention scores that all blocks share.
+    shared_bias: Option<Tensor>,
+    /// Rotary positions.
+    rotations: Option<positions::BlockRotations>,
+}
+
 /// The inputs of a block other than its tokens.
 pub(crate) struct BlockInputs {
     /// Its index.
@@ -258,36 +274,55 @@ pub(crate) struct BlockInputs {
 
 impl Forward<'_, Vit> {
     /// Outputs: `tokens` after the encoder, `features` before the head, and `logits` if there are classes; with a
-    /// distillation head `logits_cls` and `logits_dist` too; with an embedding `image_embeds`, which is of length 1. Taps: `patch_embed`, `blocks.N`, `blocks.N.attn`,
-    /// `blocks.N.attn.weights`. Returns what the head reads.
+    /// distillation head `logits_cls` and `logits_dist` too; with an embedding `image_embeds`, which is of length 1. Taps:
+    /// `patch_embed`, `blocks.N`, `blocks.N.attn`, `blocks.N.attn.weights`. Returns what the head reads.
     pub(crate) fn run(&self, image: &Tensor) -> Tensor {
-        let mut x = self.embed(image);
-        let shared_bias = relative::shared_bias(self.net, self.building, &x);
-        let rotations = self.rotations(image);
-        let mut inputs = BlockInputs { depth: 0, shared_bias, rotation: None };
-        for depth in 0..self.net.depth {
-            inputs.depth = depth;
-            inputs.rotation = rotations.as_ref().map(|rotations| rotations.of_block(depth));
-            x = self.block(x, &inputs);
-        }
-        if self.net.final_norm == FinalNorm::BeforePooling {
-            x = self.norm(&x, "norm");
-        }
+        let x = self.encode(image, self.embed(image));
         x.output("tokens");
         self.head(&x)
     }
 
     /// Equation 1: patches projected linearly, the class token before them, positions added.
     fn embed(&self, image: &Tensor) -> Tensor {
+        let x = self.embed_all(image);
+        self.building.drop_tokens(x, self.net.prefix_tokens(), self.net.patch_drop)
+    }
+
+    /// The same, of all patches.
+    fn embed_all(&self, image: &Tensor) -> Tensor {
         let patches = self.patches(image);
         patches.tap("patch_embed");
+        self.with_positions(patches)
+    }
+
+    /// The class token before the patches, positions added.
+    fn with_positions(&self, patches: Tensor) -> Tensor {
         let tokens = self.prefix(&patches);
         let x = match self.net.positions_on {
             PositionsOn::Patches => prepend(&tokens, positions::add(self.net, &patches)),
             PositionsOn::AllTokens => positions::add(self.net, &prepend(&tokens, patches)),
         };
-        let x = self.building.drop_tokens(self.drop(x), self.net.prefix_tokens(), self.net.patch_drop);
-        if self.net.pre_norm { self.norm(&x, "norm_pre") } else { x }
+        self.drop(x)
+    }
+
+    /// The encoder's blocks and norms, from the tokens of an image.
+    fn encode(&self, image: &Tensor, x: Tensor) -> Tensor {
+        let x = if self.net.pre_norm { self.norm(&x, "norm_pre") } else { x };
+        let shared_bias = relative::shared_bias(self.net, self.building, &x);
+        let x = self.blocks(x, "blocks", &EncoderInputs { shared_bias, rotations: self.rotations(image) });
+        match self.net.final_norm {
+            FinalNorm::BeforePooling => self.norm(&x, "norm"),
+            FinalNorm::AfterPooling | FinalNorm::Absent => x,
+        }
+    }
+
+    fn blocks(&self, mut x: Tensor, stack: &str, encoder: &EncoderInputs) -> Tensor {
+        for depth in 0..self.net.depth {
+            let rotation = encoder.rotations.as_ref().map(|rotations| rotations.of_block(depth));
+            let inputs = BlockInputs { depth, shared_bias: encoder.shared_bias.clone(), rotation };
+            x = self.block_of(x, stack, &inputs);
+        }
+        x
     }
 
     fn patches(&self, image: &Tensor) -> Tensor {
@@ -338,8 +373,14 @@ impl Forward<'_, Vit> {
         .collect()
     }
 
+    /// A block of the encoder.
     pub(crate) fn block(&self, x: Tensor, inputs: &BlockInputs) -> Tensor {
-        let _scope = x.scope(&format!("blocks.{}", inputs.depth));
+        self.block_of(x, "blocks", inputs)
+    }
+
+    /// A block of the stack of this name.
+    fn block_of(&self, x: Tensor, stack: &str, inputs: &BlockInputs) -> Tensor {
+        let _scope = x.scope(&format!("{stack}.{}", inputs.depth));
         let x = match self.net.block {
             BlockKind::PreNorm => self.pre_norm_block(x, inputs),
             BlockKind::PostNorm => self.post_norm_block(x, inputs),

@@ -31,7 +31,6 @@ use serde_json::{Map, Value, json};
 
 use crate::architecture::Architecture;
 use crate::config::{Arguments, Config, timm_can_build};
-use crate::layers::Mode;
 use crate::problem_type::ProblemType;
 use crate::weights::{Weights, WeightsError};
 use names::Names;
@@ -283,10 +282,8 @@ impl ModelType {
     /// Canonical weights of a file of this type.
     pub(crate) fn to_canonical(&self, weights: Weights, model: &Architecture) -> Result<Weights, WeightsError> {
         // Where the configuration contradicts itself, `adapt` says so.
-        let shapes: HashMap<String, Vec<usize>> = model.build(1, Mode::Inference).map_or_else(
-            |_| HashMap::new(),
-            |graph| graph.parameters().map(|(_, p)| (p.name.clone(), p.shape.to_vec())).collect(),
-        );
+        let parameters = model.parameters().unwrap_or_default();
+        let shapes: HashMap<String, Vec<usize>> = parameters.into_iter().map(|p| (p.name, p.shape.to_vec())).collect();
         let mut ours = names::to_canonical(weights, &(self.names)(model), self.base, self.unused, &shapes)?;
         (self.convert)(&mut ours, model)?;
         Ok(ours)
@@ -381,7 +378,7 @@ pub(crate) mod without_config {
     pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
         let bases = ["vit.", "deit."];
         let base = bases.into_iter().find(|base| weights.tensors.keys().any(|name| name.starts_with(base)));
-        let names = deit::names_by_heads(true);
+        let names = deit::names_by_heads(true).and(vit_mae::DECODER);
         names::to_canonical(weights, &names, base.unwrap_or_default(), vit::UNUSED, &HashMap::new())
     }
 

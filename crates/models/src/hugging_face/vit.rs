@@ -10,7 +10,7 @@ use crate::layers::{Gate, NormKind};
 use crate::vit::{BlockKind, FinalNorm, Pooling, Positions, PositionsOn, QkvBias, Vit};
 use crate::weights::{Weights, WeightsError};
 
-pub(super) const UNUSED: &[&str] = &["pooler.", "embeddings.mask_token", "decoder."];
+pub(super) const UNUSED: &[&str] = &["pooler.", "embeddings.mask_token"];
 
 pub(super) const TYPE: ModelType = ModelType {
     name: "vit",

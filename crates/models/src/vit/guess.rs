@@ -4,8 +4,8 @@
 use vit_graph::ops::Activation;
 
 use super::{
-    Backbone, BiasSharing, BlockKind, ConvStem, FinalNorm, Lineage, PAPER_SIZES, Pooling, Positions, PositionsOn, Qkv,
-    QkvBias, RelativeBias, RelativeBiasKind, RotaryPositions, Vit, variants,
+    Backbone, BiasSharing, BlockKind, ConvStem, FinalNorm, Lineage, MaskedAutoencoder, PAPER_SIZES, Pooling, Positions,
+    PositionsOn, Pretraining, Qkv, QkvBias, RelativeBias, RelativeBiasKind, RotaryPositions, Vit, variants,
 };
 use crate::config::{Config, google_stages};
 use crate::layers::{ContinuousBias, ContinuousForm, Gate, Mode, NormKind, Stem};
@@ -83,7 +83,9 @@ pub(super) fn guess(weights: &Weights, scheme: Scheme) -> Option<Config> {
         _ if relative_bias.is_some() && !has("pos_embed") && !has("reg_token") => Lineage::RelPos,
         _ => Lineage::VisionTransformer,
     };
+    let pretraining = decoder(weights).map(Pretraining::MaskedAutoencoder);
     let mut vit = Vit {
+        pretraining,
         patch_size: if has("patch_embed.proj.weight") { [ph, pw] } else { [1, 1] },
         backbone: backbone.map(|(stages, _)| Box::new(stages)),
         channels,
@@ -297,4 +299,13 @@ fn preprocessing(vit: &Vit, scheme: Scheme) -> Preprocess {
     let usual = if imagenet { Preprocess::imagenet() } else { Preprocess::inception() };
     let whole = vit.image_size[0] > 224 || scheme == Scheme::Jax;
     Preprocess { image_size: vit.image_size, crop_pct: if whole { 1.0 } else { usual.crop_pct }, ..usual }
+}
+
+/// The decoder of a masked autoencoder. Its heads have 32 channels in the published models.
+fn decoder(weights: &Weights) -> Option<MaskedAutoencoder> {
+    let shape = |name: &str| weights.tensors.get(name).map(|tensor| tensor.shape.as_slice());
+    let dim = *shape("decoder_embed.weight")?.first()?;
+    let depth = (0..).take_while(|i| shape(&format!("decoder_blocks.{i}.norm1.weight")).is_some()).count();
+    let mlp_dim = shape("decoder_blocks.0.mlp.fc1.weight").and_then(|s| s.first().copied()).unwrap_or(4 * dim);
+    Some(MaskedAutoencoder { dim, depth, heads: (dim / 32).max(1), mlp_dim, ..MaskedAutoencoder::default() })
 }

@@ -1,10 +1,10 @@
 //! The Vision Transformer as a [`Network`].
 
-use vit_graph::Tensor;
+use vit_graph::{Graph, GraphError, Tensor};
 
 use super::{
-    BlockKind, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias, RotaryAngles, Vit, eva, guess, misfit,
-    positions, relative, variants,
+    BlockKind, FinalNorm, Lineage, Masks, Pooling, Positions, PositionsOn, Pretraining, QkvBias, RotaryAngles, Vit,
+    eva, guess, misfit, positions, pretraining, relative, variants,
 };
 use crate::architecture::{Network, PatchGrid, PositionLayout, TokenSequence};
 use crate::config::Config;
@@ -71,7 +71,25 @@ impl Network for Vit {
             return Some(what);
         }
         let backbone = self.backbone.as_ref().and_then(|backbone| backbone.contradiction(self.dim));
-        backbone.or_else(|| positions::contradiction(self)).or_else(|| relative::contradiction(self))
+        let parts = backbone.or_else(|| positions::contradiction(self)).or_else(|| relative::contradiction(self));
+        parts.or_else(|| pretraining::contradiction(self))
+    }
+
+    fn pretraining(&self) -> Option<&Pretraining> {
+        self.pretraining.as_ref()
+    }
+
+    fn build_pretraining(&self, batch: usize, masks: Masks) -> Result<Graph, GraphError> {
+        let (image, building) = pretraining::start(self, batch, masks);
+        match self.contradiction() {
+            Some(reason) => drop(image.refuse(self.kind(), reason)),
+            None => Forward { net: self, building: &building }.pretrain(&image),
+        }
+        image.finish()
+    }
+
+    fn without_pretraining(&mut self) {
+        self.pretraining = None;
     }
 
     fn rates(&self) -> Vec<f32> {
@@ -129,6 +147,7 @@ impl Network for Vit {
     fn position_layout(&self, parameter: &str) -> Option<PositionLayout> {
         let [rows, columns] = self.grid();
         match parameter {
+            "decoder_pos_embed" => Some(PositionLayout::Tokens { prefix: self.prefix_tokens(), grid: self.grid() }),
             "pos_embed" => {
                 let prefix = if self.positions_on == PositionsOn::AllTokens { self.prefix_tokens() } else { 0 };
                 Some(PositionLayout::Tokens { prefix, grid: self.grid() })
@@ -209,6 +228,9 @@ impl Network for Vit {
             ("Positions", positions),
             ("Answers from", pooling),
         ]
+        .into_iter()
+        .chain(self.pretraining.as_ref().map(|pretraining| ("Pre-training", pretraining.kind().to_string())))
+        .collect()
     }
 
     fn variants() -> Vec<Variant> {

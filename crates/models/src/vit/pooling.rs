@@ -35,6 +35,16 @@ impl Forward<'_, Vit> {
         if vit.distillation_head {
             return self.two_heads(x);
         }
+        let y = self.embedded(self.features(x));
+        if vit.classes > 0 {
+            linear_from(&y, vit.classes, true, Init::Zeros, "head").output("logits");
+        }
+        y
+    }
+
+    /// The pooled tokens, normalised.
+    pub(super) fn features(&self, x: &Tensor) -> Tensor {
+        let vit = self.net;
         let mut y = self.pool(x);
         if vit.final_norm == FinalNorm::AfterPooling {
             y = self.norm(&y, "fc_norm");
@@ -43,11 +53,7 @@ impl Forward<'_, Vit> {
             let _scope = y.scope("pre_logits");
             y = linear(&y, hidden, true, "fc").tanh();
         }
-        let y = self.embedded(self.drop(y));
-        if vit.classes > 0 {
-            linear_from(&y, vit.classes, true, Init::Zeros, "head").output("logits");
-        }
-        y
+        self.drop(y)
     }
 
     /// The head's input; `features` are the same before they are scaled to length 1.

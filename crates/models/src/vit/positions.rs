@@ -3,9 +3,10 @@
 use vit_graph::ops::Constant;
 use vit_graph::{Init, Tensor};
 
-use super::Vit;
+use super::{Pretraining, Vit};
 mod rotary;
 
+pub(super) use rotary::BlockRotations;
 pub use rotary::{CoordinateAugmentation, RotaryAngles, RotaryPositions};
 
 /// How positions are encoded.
@@ -38,7 +39,16 @@ pub(super) fn add(vit: &Vit, tokens: &Tensor) -> Tensor {
     let patches = rows * columns;
     match vit.positions {
         Positions::None => tokens.clone(),
-        Positions::Learned => tokens + &tokens.parameter("pos_embed", [1, tokens.extent(1), vit.dim], EMBEDDING),
+        Positions::Learned => {
+            let shape = [1, tokens.extent(1), vit.dim];
+            // A masked autoencoder fills them with sines and cosines and does not train them.
+            let fixed = matches!(vit.pretraining, Some(Pretraining::MaskedAutoencoder(_)));
+            let table = match fixed {
+                true => tokens.statistic("pos_embed", shape, EMBEDDING),
+                false => tokens.parameter("pos_embed", shape, EMBEDDING),
+            };
+            tokens + &table
+        }
         Positions::Learned2d => {
             let half = vit.dim / 2;
             let row = tokens.parameter("pos_embed_row", [1, rows, 1, half], EMBEDDING);
@@ -67,12 +77,24 @@ fn on_patches(tokens: &Tensor, embedding: &Tensor) -> Tensor {
 
 /// The table of big_vision: for each position sines and cosines of its column, then of its row, at a quarter of the
 /// width each, with frequencies from 1 down to 1/10000.
-pub fn sin_cos([rows, columns]: [usize; 2], dim: usize) -> Vec<f32> {
+pub fn sin_cos(grid: [usize; 2], dim: usize) -> Vec<f32> {
+    sin_cos_table(grid, dim, (dim / 4).saturating_sub(1).max(1))
+}
+
+/// The table of masked autoencoders, whose frequencies end just above 1/10000, after `prefix` rows of zeros.
+pub fn sin_cos_mae(prefix: usize, grid: [usize; 2], dim: usize) -> Vec<f32> {
+    let mut table = vec![0.0; prefix * dim];
+    table.extend(sin_cos_table(grid, dim, (dim / 4).max(1)));
+    table
+}
+
+/// Frequency `i` is `10000^(-i / steps)`.
+fn sin_cos_table([rows, columns]: [usize; 2], dim: usize, steps: usize) -> Vec<f32> {
     let quarter = dim / 4;
     let mut table = Vec::with_capacity(rows * columns * dim);
     for position in 0..rows * columns {
         let (y, x) = ((position / columns) as f64, (position % columns) as f64);
-        let angle = |at: f64, i: usize| at / 10_000f64.powf(i as f64 / quarter.saturating_sub(1).max(1) as f64);
+        let angle = |at: f64, i: usize| at / 10_000f64.powf(i as f64 / steps as f64);
         for (at, function) in [(x, f64::sin as fn(f64) -> f64), (x, f64::cos), (y, f64::sin), (y, f64::cos)] {
             table.extend((0..quarter).map(|i| function(angle(at, i)) as f32));
         }

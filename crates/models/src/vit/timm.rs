@@ -5,8 +5,8 @@ use serde_json::{Map, Value, json};
 use vit_graph::ops::{Activation, Operation};
 
 use super::{
-    Backbone, BiasSharing, BlockKind, Embedding, FinalNorm, Lineage, Pooling, Positions, PositionsOn, QkvBias,
-    RelativeBias, RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
+    Backbone, BiasSharing, BlockKind, Embedding, FinalNorm, Lineage, MaskedPatches, Pooling, Positions, PositionsOn,
+    Pretraining, QkvBias, RelativeBias, RelativeBiasKind, RotaryAngles, Vit, beit, eva, relpos, variants,
 };
 use crate::architecture::Architecture;
 use crate::config::timm::{object, short, square};
@@ -17,6 +17,7 @@ use vit_preprocess::Preprocess;
 
 const CLASS: &str = "timm.models.vision_transformer.VisionTransformer";
 const HYBRID: &str = "timm.models.vision_transformer.VisionTransformer+HybridEmbed";
+const MASKED_PATCHES: &str = "timm.models.vision_transformer.VisionTransformer + mask_token";
 const DISTILLED: &str = "timm.models.deit.VisionTransformerDistilled";
 
 /// Options of training and initialisation.
@@ -120,6 +121,10 @@ impl Configured for Vit {
             (_, Some(false), _) | (_, None, Some(_)) => FinalNorm::BeforePooling,
             (_, None, None) => self.final_norm,
         };
+        if matches!(self.pretraining, Some(Pretraining::MaskedPatches(_))) {
+            // The head predicts patches.
+            self.classes = 0;
+        }
         if let Some(backbone) = args.object("backbone")? {
             self.backbone = Some(Box::new(Backbone::read(backbone)?));
         }
@@ -167,6 +172,9 @@ impl Configured for Vit {
             Some("query_value") => self.qkv.bias = QkvBias::QueryValue,
             Some(other) => return Err(format!("`qkv_bias` should be query_value, not {other}")),
         }
+        if let Some(pretraining) = extra.object("pretraining")? {
+            self.pretraining = Some(Pretraining::read(pretraining)?);
+        }
         if let Some(bias) = extra.object("relative_bias")? {
             self.relative_bias = Some(read_bias(&Arguments::new("vit", bias))?);
         }
@@ -197,7 +205,9 @@ impl Configured for Vit {
     fn same_in_timm(&self, other: &Architecture) -> bool {
         let Some(other) = other.downcast_ref::<Vit>() else { return false };
         let Vit { dropout, attention_dropout, patch_drop, drop_path, norm_epsilon, .. } = *self;
-        Vit { dropout, attention_dropout, patch_drop, drop_path, norm_epsilon, ..other.clone() } == *self
+        // So are layers that only pre-training has.
+        let pretraining = self.pretraining.clone();
+        Vit { dropout, attention_dropout, patch_drop, drop_path, norm_epsilon, pretraining, ..other.clone() } == *self
     }
 
     fn timm_name(&self, parameter: &str) -> Option<String> {
@@ -206,11 +216,14 @@ impl Configured for Vit {
 
     fn classes() -> Vec<(&'static str, Self, Preprocess)> {
         let distilled = Vit { distillation_token: true, distillation_head: true, ..Vit::default() };
+        let masked_patches =
+            Vit { pretraining: Some(Pretraining::MaskedPatches(MaskedPatches::default())), ..Vit::default() };
         vec![
             (beit::CLASS, beit::default(), Preprocess::inception()),
             (relpos::CLASS, relpos::default(), Preprocess::inception()),
             (CLASS, Vit::default(), Preprocess::inception()),
             (HYBRID, Vit::default(), Preprocess::inception()),
+            (MASKED_PATCHES, masked_patches, Preprocess::inception()),
             (DISTILLED, distilled, Preprocess::imagenet()),
             (eva::CLASS, eva::default(), Preprocess::clip()),
         ]
@@ -526,6 +539,9 @@ fn extra(vit: &Vit) -> Map<String, Value> {
     }
     if let Some(bias) = vit.relative_bias.filter(|_| vit.lineage == Lineage::VisionTransformer) {
         extra.insert("relative_bias".into(), written_bias(bias));
+    }
+    if let Some(pretraining) = &vit.pretraining {
+        extra.insert("pretraining".into(), pretraining.written());
     }
     if let Some(positions) = positions {
         extra.insert("positions".into(), json!(positions));

@@ -56,13 +56,8 @@ pub fn to_timm(weights: Weights) -> Result<Weights, WeightsError> {
     }
     let trunk = TRUNKS.into_iter().find(|trunk| has(&format!("{trunk}patch_embed.proj.weight")));
     let projection = weights.tensors.get("visual.head.proj.weight").cloned();
-    let decoder = has("decoder_embed.weight");
     let mut weights = rename(weights, |name| {
         let name = trunk.map_or(Some(name), |trunk| name.strip_prefix(trunk))?;
-        // Of a masked autoencoder.
-        if decoder && name.starts_with("decoder_") {
-            return None;
-        }
         Some(replaced(name, &[(".mlp.w12.", ".mlp.fc1."), (".mlp.w3.", ".mlp.fc2.")]))
     })?;
     if let Some(projection) = projection.filter(|_| trunk == Some("visual.trunk.")) {

@@ -18,13 +18,14 @@ pub fn detect(weights: &Weights) -> bool {
 /// Canonical names.
 pub fn to_canonical(weights: Weights) -> Result<Weights, WeightsError> {
     let weights = original::to_timm(rename(weights, |name| Some(unwrapped(name).into()))?)?;
+    let autoencoder = weights.tensors.contains_key("decoder_embed.weight");
     let masked_keys = eva::has_masked_keys(&weights);
     let original_swin = weights.tensors.contains_key("layers.0.downsample.reduction.weight");
     let mut weights = rename(weights, |name| {
         match name {
             "register_tokens" => return Some("reg_token".into()),
-            // Only used in masked pre-training.
-            "mask_token" => return None,
+            // Only used in masked pre-training, for which a masked autoencoder has a decoder.
+            "mask_token" if !autoencoder => return None,
             _ => {}
         }
         // Buffers follow from the configuration.
