@@ -106,6 +106,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         classes: arguments.classes.map(|c| c as usize),
         channels: arguments.channels.map(|c| c as usize),
         new_head: false,
+        encoder_alone: false,
     };
     checkpoints::change(&mut checkpoint, changes)?;
     let (names, source) = (library(checkpoint.scheme), checkpoint.source.clone());

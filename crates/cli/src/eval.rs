@@ -159,7 +159,7 @@ fn non_finite(model: &Path, outcome: &vit_train::EvaluationOutcome) -> anyhow::E
 fn print(out: &mut impl Write, evaluation: &TaskEvaluation, names: &[String]) -> std::io::Result<()> {
     let percent = |share: f64| if share.is_finite() { format!("{:.2}%", 100.0 * share) } else { "unknown".into() };
     let figures = match evaluation {
-        TaskEvaluation::Single(evaluation) => {
+        TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
             let m = evaluation.metrics();
             vec![
                 ("top-1", percent(m.top1)),

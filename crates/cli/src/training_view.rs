@@ -154,6 +154,10 @@ impl Observer for View {
                 (event["top1"], event["top5"]) = (m.top1.into(), m.top5.into());
                 format!("top-1 {}  top-5 {}  loss {:.4}", percent(m.top1), percent(m.top5), m.loss)
             }
+            TaskEvaluation::Neighbours(evaluation) => {
+                event["knn"] = evaluation.metrics().top1.into();
+                format!("nearest neighbours {}", percent(evaluation.metrics().top1))
+            }
             TaskEvaluation::Multi(evaluation) => {
                 let m = evaluation.metrics();
                 (event["map"], event["micro_f1"]) = (m.mean_average_precision.into(), m.micro_f1.into());

@@ -3,6 +3,7 @@
 pub(crate) mod evaluator;
 pub(crate) mod held_out;
 pub mod metrics;
+pub(crate) mod neighbours;
 pub(crate) mod pseudo_labels;
 pub(crate) mod report;
 
@@ -36,10 +37,11 @@ pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
     (recipe.batch / (recipe.accumulate.max(1) * recipe.parts.max(1))).clamp(1, 256)
 }
 
-/// The model's graph for evaluation.
+/// The model's graph for evaluation: its logits, or its features if it is pre-trained without labels.
 pub(crate) fn inference(config: &Config, batch: usize) -> Result<Graph, GraphError> {
     let mut graph = config.architecture.build(batch, Mode::Inference)?;
-    graph.retain_outputs(|name| name == "logits");
+    let output = if config.architecture.pretraining().is_some() { "features" } else { "logits" };
+    graph.retain_outputs(|name| name == output);
     eliminate_dead_code(&graph)
 }
 
@@ -50,13 +52,17 @@ pub enum TaskEvaluation {
     Single(Box<Evaluation>),
     /// Any number of labels per image.
     Multi(MultiLabelEvaluation),
+    /// One label per image, by the votes of nearest neighbours.
+    Neighbours(Box<Evaluation>),
 }
 
 impl TaskEvaluation {
     /// The number of samples.
     pub fn samples(&self) -> usize {
         match self {
-            TaskEvaluation::Single(evaluation) => evaluation.metrics().samples as usize,
+            TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
+                evaluation.metrics().samples as usize
+            }
             TaskEvaluation::Multi(evaluation) => evaluation.metrics().samples,
         }
     }
@@ -64,7 +70,9 @@ impl TaskEvaluation {
     /// The metrics of every class; in a multi-label evaluation with the average precision of classes that have samples.
     pub fn per_class(&self) -> Vec<(ClassMetrics, Option<f64>)> {
         match self {
-            TaskEvaluation::Single(evaluation) => evaluation.per_class().into_iter().map(|m| (m, None)).collect(),
+            TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
+                evaluation.per_class().into_iter().map(|m| (m, None)).collect()
+            }
             TaskEvaluation::Multi(evaluation) => {
                 evaluation.per_class().into_iter().zip(evaluation.average_precisions()).collect()
             }
@@ -75,6 +83,7 @@ impl TaskEvaluation {
     pub fn score(&self) -> (&'static str, f64) {
         match self {
             TaskEvaluation::Single(evaluation) => (columns::VAL_TOP1, evaluation.metrics().top1),
+            TaskEvaluation::Neighbours(evaluation) => (columns::VAL_NEIGHBOURS, evaluation.metrics().top1),
             TaskEvaluation::Multi(evaluation) => (columns::VAL_MAP, evaluation.metrics().mean_average_precision),
         }
     }
@@ -82,7 +91,7 @@ impl TaskEvaluation {
     /// The mean loss of the samples.
     pub fn loss(&self) -> f64 {
         match self {
-            TaskEvaluation::Single(evaluation) => evaluation.metrics().loss,
+            TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => evaluation.metrics().loss,
             TaskEvaluation::Multi(evaluation) => evaluation.metrics().loss,
         }
     }

@@ -47,6 +47,7 @@ pub use run::trainer::{Estimate, Finished, Observer, TrainerOptions, assist, est
 pub use step::average::Average;
 pub use step::finite::{NonFinite, first_non_finite};
 pub use step::groups::{DecayOn, Freeze, layers, rate_factors};
+pub use step::objective::pretraining::{Colours, MaskedPrediction, MultiCrop};
 pub use step::objective::{Distillation, Loss, Objective};
 pub use step::optimiser::{Optimiser, OptimiserMethod};
 pub use step::schedule::{Decay, Schedule};

@@ -16,10 +16,12 @@ pub use crate::step::optimiser::{MethodName, OptimiserSettings};
 use serde::{Deserialize, Serialize};
 use vit_data::loader::BatchParts;
 use vit_models::Architecture;
+use vit_models::vit::{MaskedAutoencoder, MaskedPatches, PatchTarget, Pretraining, SelfDistillation, Vit};
 
 use crate::step::StepOptions;
 use crate::step::average::Average;
 use crate::step::groups::Freeze;
+use crate::step::objective::pretraining::{Colours, MultiCrop};
 use crate::step::objective::{Distillation, Loss, Objective};
 use crate::step::schedule::{Decay, Schedule};
 
@@ -47,6 +49,8 @@ pub struct Recipe {
     pub optimiser: OptimiserSettings,
     pub schedule: ScheduleSettings,
     pub average: AverageSettings,
+    #[serde(default)]
+    pub pretraining: PretrainingSettings,
 }
 
 /// The images that a batch norm takes its statistics of.
@@ -153,6 +157,97 @@ pub struct ObjectiveSettings {
     pub temperature: f64,
 }
 
+/// Pre-training without labels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum PretrainingTask {
+    #[default]
+    None,
+    MaskedPatches,
+    Mae,
+    Dino,
+}
+
+/// What is predicted of a masked patch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[allow(missing_docs)]
+pub enum MaskTarget {
+    MeanColour,
+    Downsized,
+    #[default]
+    Pixels,
+    NormalisedPixels,
+}
+
+/// The section of a recipe on pre-training without labels.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+#[allow(missing_docs)]
+pub struct PretrainingSettings {
+    pub task: PretrainingTask,
+    pub mask: f64,
+    pub target: MaskTarget,
+    pub decoder_width: usize,
+    pub decoder_depth: usize,
+    pub prototypes: usize,
+    pub local_crops: usize,
+    pub local_size: usize,
+    pub local_scale: [f64; 2],
+    pub teacher_temperature: f64,
+    pub student_temperature: f64,
+}
+
+impl Default for PretrainingSettings {
+    fn default() -> Self {
+        PretrainingSettings {
+            task: PretrainingTask::None,
+            mask: 0.75,
+            target: MaskTarget::NormalisedPixels,
+            decoder_width: 0,
+            decoder_depth: 0,
+            prototypes: 65536,
+            local_crops: 8,
+            local_size: 0,
+            local_scale: [0.05, 0.25],
+            teacher_temperature: 0.04,
+            student_temperature: 0.1,
+        }
+    }
+}
+
+impl PretrainingSettings {
+    /// The layers of pre-training for a model, or `None` if it is trained with labels.
+    pub(crate) fn layers(&self, vit: &Vit) -> Option<Pretraining> {
+        let mask = self.mask as f32;
+        match self.task {
+            PretrainingTask::None => None,
+            PretrainingTask::MaskedPatches => {
+                let target = match self.target {
+                    MaskTarget::MeanColour => PatchTarget::MeanColour,
+                    MaskTarget::Downsized => PatchTarget::Downsized,
+                    MaskTarget::Pixels | MaskTarget::NormalisedPixels => PatchTarget::Pixels,
+                };
+                Some(Pretraining::MaskedPatches(MaskedPatches { mask, target }))
+            }
+            PretrainingTask::Mae => {
+                let usual = MaskedAutoencoder::of(vit);
+                let dim = if self.decoder_width == 0 { usual.dim } else { self.decoder_width };
+                let depth = if self.decoder_depth == 0 { usual.depth } else { self.decoder_depth };
+                let normalised = self.target == MaskTarget::NormalisedPixels;
+                let heads = (dim / 32).max(1);
+                let mae = MaskedAutoencoder { dim, depth, heads, mlp_dim: 4 * dim, mask, normalised };
+                Some(Pretraining::MaskedAutoencoder(mae))
+            }
+            PretrainingTask::Dino => {
+                let prototypes = self.prototypes;
+                Some(Pretraining::SelfDistillation(SelfDistillation { prototypes, ..SelfDistillation::default() }))
+            }
+        }
+    }
+}
+
 /// The decays of the learning rate by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -188,7 +283,7 @@ pub struct AverageSettings {
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 11] = [
+const NAMED: [(&str, &str); 15] = [
     ("small", include_str!("../recipes/small.toml")),
     ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
@@ -200,6 +295,10 @@ const NAMED: [(&str, &str); 11] = [
     ("augreg", include_str!("../recipes/augreg.toml")),
     ("noisy-student", include_str!("../recipes/noisy-student.toml")),
     ("study", include_str!("../recipes/study.toml")),
+    ("masked-patches", include_str!("../recipes/masked-patches.toml")),
+    ("mae", include_str!("../recipes/mae.toml")),
+    ("dino", include_str!("../recipes/dino.toml")),
+    ("mae-finetune", include_str!("../recipes/mae-finetune.toml")),
 ];
 
 impl Recipe {
@@ -226,6 +325,8 @@ impl Recipe {
         };
         StepOptions {
             objective: Objective { loss: d.loss, distillation: distillation.map(|kind| (kind, d.alpha as f32)) },
+            colours: Colours::default(),
+            crops: None,
             optimiser: self.optimiser.optimiser(),
             parts: BatchParts::all(self.parts.max(1)),
             exchange: false,
@@ -236,6 +337,26 @@ impl Recipe {
             freeze: self.model.freeze.clone(),
             recompute: false,
         }
+    }
+
+    /// The crops of self-distillation for a model.
+    pub(crate) fn crops(&self, vit: &Vit) -> Option<MultiCrop> {
+        let p = &self.pretraining;
+        let usual = |axis: usize| {
+            let ([side, patch], whole) = ([vit.image_size[axis], vit.patch_size[axis].max(1)], 3.0 / 7.0);
+            ((side as f64 * whole / patch as f64).round() as usize).max(1) * patch
+        };
+        (p.task == PretrainingTask::Dino).then(|| MultiCrop {
+            local_crops: p.local_crops,
+            local_size: if p.local_size == 0 { [usual(0), usual(1)] } else { [p.local_size; 2] },
+            teacher_temperature: p.teacher_temperature as f32,
+            student_temperature: p.student_temperature as f32,
+        })
+    }
+
+    /// Whether it is pre-training without labels.
+    pub fn is_pretraining(&self) -> bool {
+        self.pretraining.task != PretrainingTask::None
     }
 
     /// The moving average of weights, if there is one.

@@ -21,12 +21,15 @@ use vit_graph::rewrite::{
     gather_by_block, patchify,
 };
 use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
+use vit_models::vit::{Masks, Vit};
 use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
 use objective::Objective;
+use objective::pretraining::self_distillation::{CENTRE, SelfDistillationPasses, add_state};
+use objective::pretraining::{Colours, MaskedPrediction, MultiCrop};
 use optimiser::{Optimiser, OptimiserMethod, UpdateInputs};
-use passes::{BatchSums, Passes};
+use passes::{BatchSums, PassObjective, Passes};
 use sharding::{ShardedTensor, Sharding, TrainedParameter};
 
 /// How a model is trained in one step.
@@ -34,6 +37,10 @@ use sharding::{ShardedTensor, Sharding, TrainedParameter};
 pub struct StepOptions {
     /// The objective that is minimised.
     pub objective: Objective,
+    /// How images were normalised; predictions of colours depend on it.
+    pub colours: Colours,
+    /// The crops of self-distillation.
+    pub crops: Option<MultiCrop>,
     /// The optimiser.
     pub optimiser: Optimiser,
     /// The parts of the batch, whose sums are added in a fixed tree, and those of them that this step computes.
@@ -85,6 +92,9 @@ pub enum StepError {
         "lamb scales updates by the norms of whole parameters, which processes do not have if they divide its state"
     )]
     ShardedLamb,
+    /// The teacher of self-distillation is an average of whole parameters.
+    #[error("the teacher of self-distillation needs whole averages of parameters, so processes cannot divide them")]
+    ShardedTeacher,
     /// No parameter is trained.
     #[error("every parameter is frozen, so there is nothing to train; leave out the head at least: [\"backbone\"]")]
     Frozen,
@@ -92,10 +102,11 @@ pub enum StepError {
 
 /// A training step.
 ///
-/// Inputs: `image`, `targets [batch, classes]`, `rate`, `step` (from 1 on); with anything random `seed`, with a teacher
-/// `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the gradients' `grad_norm` before
-/// clipping, `logits`. A run updates every trained parameter `NAME`, the optimiser's state (such as `NAME.adam_mean`), its
-/// `NAME.average` and the running statistics of batch norms; if `loss` or `grad_norm` is not finite, it updates nothing.
+/// Inputs: `image`, `targets [batch, classes]` unless it is pre-training without labels, `rate`, `step` (from 1 on); with
+/// anything random `seed`, with a teacher `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the
+/// gradients' `grad_norm` before clipping, and with targets `logits`. A run updates every trained parameter `NAME`, the
+/// optimiser's state (such as `NAME.adam_mean`), its `NAME.average` and the running statistics of batch norms; if `loss` or
+/// `grad_norm` is not finite, it updates nothing.
 ///
 /// With [`StepOptions::sharding`], state and parameters may be slices ([`TrainingStep::shards`]), and so are gradients.
 ///
@@ -113,16 +124,26 @@ pub struct TrainingStep {
 }
 
 impl TrainingStep {
-    /// Builds the step of a classifier.
+    /// Builds the step of a classifier, or of pre-training if the model has layers for that.
     pub fn new(architecture: &Architecture, batch: usize, options: impl Into<StepOptions>) -> Result<Self, StepError> {
         let options = options.into();
         let micro_batches = options.parts.count * options.accumulate.max(1);
         if !batch.is_multiple_of(micro_batches) {
             return Err(StepError::Uneven { batch, parts: micro_batches });
         }
-        let forward = forward(architecture, batch / micro_batches)?;
+        let images = batch / micro_batches;
+        let vit = architecture.downcast_ref::<Vit>().filter(|vit| vit.pretraining.is_some());
+        let distillation = match (vit, options.crops) {
+            (Some(vit), Some(crops)) => Some((vit, SelfDistillationPasses::new(vit, crops, images)?)),
+            _ => None,
+        };
+        let forward = match &distillation {
+            Some((_, passes)) => passes.student().clone(),
+            None => forward(architecture, images)?,
+        };
         let mut graph = Graph::new();
-        let inputs = Inputs::add(&mut graph, &forward, &options, options.parts.places(batch).len())?;
+        let elements = distillation.as_ref().map(|(vit, passes)| passes.elements(vit));
+        let inputs = Inputs::add(&mut graph, &forward, &options, options.parts.places(batch).len(), elements)?;
         let names: Vec<&str> = forward.parameters().map(|(_, p)| p.name.as_str()).collect();
         let frozen = options.freeze.includes(architecture.heads(), &names);
         let mut trained = Vec::new();
@@ -140,8 +161,20 @@ impl TrainingStep {
             return Err(StepError::ShardedLamb);
         }
 
+        if options.sharding.is_some() && distillation.is_some() {
+            return Err(StepError::ShardedTeacher);
+        }
         let wrt: Vec<Value> = trained.iter().map(|trained| trained.whole).collect();
-        let passes = Passes { forward: &forward, inputs: &inputs, options: &options, trained: &trained, wrt: &wrt };
+        let objective = match (distillation, vit) {
+            (Some((_, passes)), _) => {
+                let averages = add_state(&mut graph, &trained, forward.shape(forward.output("projection")?).last())?;
+                PassObjective::SelfDistillation { passes: Box::new(passes), averages }
+            }
+            (None, Some(vit)) => PassObjective::Masked(vit),
+            (None, None) => PassObjective::Labels,
+        };
+        let passes =
+            Passes { forward: &forward, objective, inputs: &inputs, options: &options, trained: &trained, wrt: &wrt };
         let mut logits = Vec::new();
         let BatchSums { loss, gradients: found, statistics } = passes.build(&mut graph, &mut logits)?;
         if let Some(stop) = inputs.stop {
@@ -157,8 +190,10 @@ impl TrainingStep {
         // A loss can overflow where its gradients do not. Adding 0 * loss leaves a finite norm unchanged to the bit.
         let nothing = graph.value(Scale(0.0), &[loss])?;
         let guard = graph.value(Binary::Add, &[norm, nothing])?;
-        let logits = if let [only] = logits[..] { only } else { graph.value(Concat { axis: 0 }, &logits)? };
-        graph.set_output("logits", logits)?;
+        if !logits.is_empty() {
+            let logits = if let [only] = logits[..] { only } else { graph.value(Concat { axis: 0 }, &logits)? };
+            graph.set_output("logits", logits)?;
+        }
 
         graph.set_phase(Phase::Update);
         for (name, new) in statistics {
@@ -169,7 +204,8 @@ impl TrainingStep {
         }
         let Inputs { rate, step, average_decay, .. } = inputs;
         let update = UpdateInputs { rate, step, norm: guard, average_decay };
-        let state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
+        let mut state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
+        state.extend(graph.parameter(CENTRE).ok().map(|_| CENTRE.to_string()));
         let shards = shards(&trained, &state);
         let gradients = trained.into_iter().map(|trained| trained.parameter.name).zip(found).collect();
         let step = TrainingStep { graph, gradients, state, shards };
@@ -215,8 +251,14 @@ impl TrainingStep {
 /// The model's forward pass on a micro-batch, reduced to what the logits depend on: in the last block of a Vision
 /// Transformer, to the tokens that the head reads.
 fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphError> {
-    let mut graph = architecture.build(batch, Mode::Training)?;
-    graph.retain_outputs(|name| name.starts_with("logits"));
+    let mut graph;
+    if architecture.pretraining().is_some() {
+        graph = architecture.build_pretraining(batch, Masks::Random)?;
+        graph.retain_outputs(|name| MaskedPrediction::OUTPUTS.contains(&name));
+    } else {
+        graph = architecture.build(batch, Mode::Training)?;
+        graph.retain_outputs(|name| name.starts_with("logits"));
+    }
     // Rewritten before differentiation, so that gradients are matrix products of the same few rows.
     fold_layer_scale(&eliminate_dead_tokens(&patchify(&eliminate_dead_code(&graph)?)?)?)
 }
@@ -224,7 +266,7 @@ fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphErro
 /// The inputs of a step.
 struct Inputs {
     image: Value,
-    targets: Value,
+    targets: Option<Value>,
     teacher: Option<Value>,
     seed: Option<Value>,
     rate: Value,
@@ -234,17 +276,26 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn add(graph: &mut Graph, forward: &Graph, options: &StepOptions, batch: usize) -> Result<Self, GraphError> {
+    /// `elements`: those of an image's crops, where these have several sizes.
+    fn add(
+        graph: &mut Graph,
+        forward: &Graph,
+        options: &StepOptions,
+        batch: usize,
+        elements: Option<usize>,
+    ) -> Result<Self, GraphError> {
         let mut add = |name: &str, ty: Type| graph.value(Input { name: name.into(), ty }, &[]);
         let ty = |name: &str| forward.inputs().find(|(_, i)| i.name == name).map(|(_, i)| i.ty.clone());
         let whole = |shape: &Shape| Type::f32(shape.with(0, batch));
-        let classes = whole(forward.shape(forward.output("logits")?));
-        let image = ty("image").map_or(classes.clone(), |ty| whole(&ty.shape));
+        let classes = forward.output("logits").ok().map(|logits| whole(forward.shape(logits)));
+        let image = ty("image").or(classes.clone()).map_or(Type::f32(Shape::default()), |ty| whole(&ty.shape));
+        let image = elements.map_or(image, |elements| Type::f32([batch, elements]));
         let number = Type::f32(Shape::default());
+        let teacher = classes.clone().filter(|_| options.objective.distillation.is_some());
         Ok(Inputs {
             image: add("image", image)?,
-            targets: add("targets", classes.clone())?,
-            teacher: options.objective.distillation.map(|_| add("teacher", classes)).transpose()?,
+            targets: classes.map(|classes| add("targets", classes)).transpose()?,
+            teacher: teacher.map(|classes| add("teacher", classes)).transpose()?,
             seed: ty("seed").map(|ty| add("seed", ty)).transpose()?,
             rate: add("rate", number.clone())?,
             step: add("step", number.clone())?,

@@ -9,6 +9,7 @@ use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
 
 use super::metrics::{Evaluation, MultiLabelEvaluation};
+use super::neighbours::Neighbours;
 use super::{EvaluationOutcome, TaskEvaluation, inference};
 use crate::error::TrainError;
 use crate::processes::Processes;
@@ -19,6 +20,10 @@ pub(crate) struct Evaluator {
     problem_type: ProblemType,
     classes: usize,
     batch: usize,
+    /// Of a model that is trained without labels.
+    neighbours: Option<Neighbours>,
+    /// The width of its features.
+    width: usize,
 }
 
 impl Evaluator {
@@ -29,15 +34,79 @@ impl Evaluator {
         parameters: &mut dyn Parameters,
         batch: usize,
     ) -> Result<Evaluator, TrainError> {
-        let graph = inference(config, batch)?;
-        let classes = graph.shape(graph.output("logits")?).last();
+        Self::compiled(device, config, parameters, batch, None)
+    }
+
+    /// Compiles a model without classes, whose features are compared with those of labelled training images.
+    pub fn of_features(
+        device: &dyn Device,
+        config: &Config,
+        parameters: &mut dyn Parameters,
+        batch: usize,
+        neighbours: Neighbours,
+    ) -> Result<Evaluator, TrainError> {
+        Self::compiled(device, config, parameters, batch, Some(neighbours))
+    }
+
+    fn compiled(
+        device: &dyn Device,
+        config: &Config,
+        parameters: &mut dyn Parameters,
+        batch: usize,
+        neighbours: Option<Neighbours>,
+    ) -> Result<Evaluator, TrainError> {
+        let build = |batch: usize| {
+            let mut graph = inference(config, batch)?;
+            neighbours.as_ref().map_or(Ok(()), |neighbours| neighbours.append(&mut graph))?;
+            Ok(graph)
+        };
+        let graph = build(batch)?;
+        let (classes, width) = match &neighbours {
+            Some(neighbours) => (neighbours.classes(), graph.shape(graph.output("features")?).last()),
+            None => (graph.shape(graph.output("logits")?).last(), 0),
+        };
         let held = parameters.held_bytes();
-        let executable = device
-            .compile(&graph, parameters)
-            .map_err(|error| suggest_batch(error, device, batch, held, |batch| inference(config, batch)))?;
+        let executable =
+            device.compile(&graph, parameters).map_err(|error| suggest_batch(error, device, batch, held, build))?;
         let preprocess = config.preprocessing.clone();
         preprocess.validate()?;
-        Ok(Evaluator { executable, preprocess, problem_type: config.problem_type, classes, batch })
+        Ok(Evaluator { executable, preprocess, problem_type: config.problem_type, classes, batch, neighbours, width })
+    }
+
+    /// Computes the features of the references with the present parameters.
+    fn refer(&mut self, threads: usize) -> Result<(), TrainError> {
+        let Evaluator { executable, preprocess, batch, neighbours: Some(neighbours), width, .. } = self else {
+            return Ok(());
+        };
+        let (batch, width) = (*batch, *width);
+        let (samples, references) = neighbours.references();
+        let mut features = vec![0.0; references.len() * width];
+        executable.write("references", Elements::F32(&features))?;
+        let size = preprocess.output_len();
+        let (mut images, mut rows) = (vec![0.0; batch * size], vec![0.0; batch * width]);
+        let prepare = |at: usize| {
+            let image = samples.image(references[at]).ok();
+            image.and_then(|image| preprocess.apply(&image).ok())
+        };
+        let name = |at: usize| samples.name(references[at]);
+        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
+        let _: ControlFlow<()> = pipeline.run(references.len(), prepare, |at, image| {
+            let place = at % batch;
+            // An image that cannot be read is replaced by one of the mean colour.
+            let pixels = &mut images[place * size..][..size];
+            match &image {
+                Some(image) => pixels.copy_from_slice(image),
+                None => pixels.fill(0.0),
+            }
+            if place + 1 == batch || at + 1 == references.len() {
+                executable.write("image", Elements::F32(&images))?;
+                executable.run()?;
+                executable.read("features", &mut rows)?;
+                features[(at - place) * width..(at + 1) * width].copy_from_slice(&rows[..(place + 1) * width]);
+            }
+            Ok::<_, TrainError>(ControlFlow::Continue(()))
+        })?;
+        Ok(executable.write("references", Elements::F32(&features))?)
     }
 
     /// Replaces the model's parameters.
@@ -54,10 +123,15 @@ impl Evaluator {
         mut progress: impl FnMut(usize, usize) -> bool,
     ) -> Result<Evaluated, TrainError> {
         let &EvaluationEffort { threads, worst, processes } = effort;
-        let Evaluator { executable, preprocess, classes, batch, .. } = self;
+        self.refer(threads)?;
+        let Evaluator { executable, preprocess, classes, batch, neighbours, .. } = self;
+        let compared = neighbours.as_ref().map_or(0, |neighbours| neighbours.references().1.len());
+        let mut similarities = vec![0.0; *batch * compared];
         let (classes, batch) = (*classes, *batch);
+        let by_class = || Box::new(Evaluation::new(classes, worst));
         let evaluation = match self.problem_type {
-            ProblemType::SingleLabel => TaskEvaluation::Single(Box::new(Evaluation::new(classes, worst))),
+            _ if compared > 0 => TaskEvaluation::Neighbours(by_class()),
+            ProblemType::SingleLabel => TaskEvaluation::Single(by_class()),
             ProblemType::MultiLabel => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
         };
         let mut outcome = EvaluationOutcome { evaluation, unreadable: Vec::new(), non_finite: Vec::new() };
@@ -112,7 +186,14 @@ impl Evaluator {
                 if !own.present.is_empty() {
                     executable.write("image", Elements::F32(&images))?;
                     executable.run()?;
-                    executable.read("logits", &mut logits)?;
+                    match &*neighbours {
+                        None => executable.read("logits", &mut logits)?,
+                        Some(neighbours) => {
+                            executable.read("similarities", &mut similarities)?;
+                            let rows = similarities.chunks_exact(compared).zip(logits.chunks_exact_mut(classes));
+                            rows.for_each(|(similarities, scores)| neighbours.vote(similarities, scores));
+                        }
+                    }
                 }
                 own.logits = logits[..own.present.len() * classes].to_vec();
                 finish_round(at / batch, std::mem::take(&mut own))
@@ -232,7 +313,7 @@ impl EvaluationOutcome {
         let named = present.iter().zip(logits.chunks(classes.max(1))).filter(|(_, row)| !finite(row));
         self.non_finite.extend(named.map(|(&index, _)| samples.name(index)));
         match &mut self.evaluation {
-            TaskEvaluation::Single(evaluation) => {
+            TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
                 let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
                 let labels: Vec<u32> = present.iter().map(label).collect();
                 evaluation.add(&logits, &labels, &present)?;

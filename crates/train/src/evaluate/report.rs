@@ -27,7 +27,9 @@ pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Va
     let unreadable: Vec<Value> =
         outcome.unreadable.iter().map(|one| json!({"name": one.name, "reason": one.reason})).collect();
     let mut metrics = match &outcome.evaluation {
-        TaskEvaluation::Single(evaluation) => finite_json(evaluation.metrics()),
+        TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
+            finite_json(evaluation.metrics())
+        }
         TaskEvaluation::Multi(evaluation) => finite_json(evaluation.metrics()),
     };
     if let Value::Object(map) = &mut metrics {

@@ -65,6 +65,7 @@ fn panels() -> Vec<Panel> {
             vec![
                 series("top-1", columns::VAL_TOP1, ORANGE, Some(Extremum::Largest), false),
                 series("top-5", columns::VAL_TOP5, PURPLE, None, false),
+                series("nearest neighbours", columns::VAL_NEIGHBOURS, ORANGE, Some(Extremum::Largest), false),
             ],
             true,
             false,

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{NAMED, OptimiserSettings, Recipe, Span, Teaching};
+use super::{MaskTarget, NAMED, OptimiserSettings, PretrainingTask, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 47] = [
+const KEYS: [(&str, &str); 58] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -66,6 +66,20 @@ const KEYS: [(&str, &str); 47] = [
     ("schedule.cooldown", "linear cool-down to zero at the end"),
     ("average.decay", "decay of the weights' moving average (EMA); 0: none"),
     ("average.warmup", "let the average's decay rise from zero"),
+    ("pretraining.task", "pre-training without labels: none, masked-patches, mae or dino"),
+    ("pretraining.mask", "masked-patches, mae: the share of patches that are masked"),
+    (
+        "pretraining.target",
+        "what is predicted of a masked patch: mean-colour, downsized or pixels; of mae: pixels or normalised-pixels",
+    ),
+    ("pretraining.decoder_width", "mae: width of the decoder; 0: 512, at most about two thirds of the encoder's"),
+    ("pretraining.decoder_depth", "mae: blocks of the decoder; 0: 8, at most two thirds of the encoder's"),
+    ("pretraining.prototypes", "dino: outputs of the head"),
+    ("pretraining.local_crops", "dino: small crops of each image, besides the two large ones"),
+    ("pretraining.local_size", "dino: pixels of a small crop's side; 0: about 3/7 of the image's"),
+    ("pretraining.local_scale", "dino: smallest and largest share of the image's area in a small crop"),
+    ("pretraining.teacher_temperature", "dino: temperature of the teacher's outputs"),
+    ("pretraining.student_temperature", "dino: temperature of the student's outputs"),
 ];
 
 fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -302,11 +316,60 @@ impl Recipe {
         if self.objective.distillation != Teaching::None && self.objective.teacher.is_empty() {
             return wrong("objective.teacher", "the teacher's checkpoint, since objective.distillation is not none");
         }
+        self.check_pretraining()?;
         match self.length {
             Span::Share(_) => wrong("length", "a number of epochs or steps"),
             Span::Steps(0) | Span::Epochs(0.0) => wrong("length", "above 0"),
             _ => Ok(()),
         }
+    }
+
+    /// Checks the settings of pre-training without labels.
+    fn check_pretraining(&self) -> Result<(), RecipeError> {
+        let p = &self.pretraining;
+        let wrong =
+            |key: &str, what: &str| Err(RecipeError::Value { key: key.into(), what: format!("should be {what}") });
+        if !(p.mask > 0.0 && p.mask < 1.0) {
+            return wrong("pretraining.mask", "above 0 and below 1");
+        }
+        let classes = matches!(p.target, MaskTarget::MeanColour | MaskTarget::Downsized);
+        match p.task {
+            PretrainingTask::None => return Ok(()),
+            PretrainingTask::Mae if classes => {
+                return wrong("pretraining.target", "pixels or normalised-pixels for a masked autoencoder");
+            }
+            PretrainingTask::MaskedPatches if p.target == MaskTarget::NormalisedPixels => {
+                return wrong("pretraining.target", "mean-colour, downsized or pixels for masked patches");
+            }
+            _ => {}
+        }
+        for (key, value) in [("data.mixup", self.data.mixup), ("data.cutmix", self.data.cutmix)] {
+            if value > 0.0 {
+                return wrong(key, "0 in pre-training without labels");
+            }
+        }
+        if p.task == PretrainingTask::Dino && self.average.decay == 0.0 {
+            return wrong("average.decay", "above 0, since the teacher of self-distillation is the moving average");
+        }
+        if self.objective.distillation != Teaching::None {
+            return wrong("objective.distillation", "none in pre-training without labels");
+        }
+        if p.prototypes == 0 {
+            return wrong("pretraining.prototypes", "at least 1");
+        }
+        for (key, value) in [
+            ("pretraining.teacher_temperature", p.teacher_temperature),
+            ("pretraining.student_temperature", p.student_temperature),
+        ] {
+            if !(value.is_finite() && value > 0.0) {
+                return wrong(key, "above 0");
+            }
+        }
+        let [low, high] = p.local_scale;
+        if !(low > 0.0 && low <= high && high <= 1.0) {
+            return wrong("pretraining.local_scale", "two numbers above 0 and up to 1, the smaller first");
+        }
+        Ok(())
     }
 
     /// The whole recipe as TOML, with a comment on every key.

@@ -4,18 +4,25 @@ use vit_data::augment::{ColourJitter, Erasing, Fill};
 use vit_data::loader::{BatchParts, LabelCount, LoaderSettings};
 use vit_data::{Augmentation, Crop, Mix, Preprocess, TrainTransform, TransformError};
 
+use vit_models::Config;
+
 use crate::error::TrainError;
 use crate::recipe::{CropSetting, DataSettings, Recipe};
 use crate::step::objective::Loss;
 
 /// The settings of a run's loader.
-pub(crate) fn loader_settings(
-    recipe: &Recipe,
-    preprocess: &Preprocess,
-    samples: usize,
-) -> Result<LoaderSettings, TrainError> {
+pub(crate) fn loader_settings(recipe: &Recipe, config: &Config, samples: usize) -> Result<LoaderSettings, TrainError> {
     let unsuitable = |error: TransformError| TrainError::Unsuitable(format!("[data] of the recipe: {error}"));
-    let transform = TrainTransform::new(preprocess, &augmentation(&recipe.data)).map_err(unsuitable)?;
+    let preprocess = &config.preprocessing;
+    let mut transform = TrainTransform::new(preprocess, &augmentation(&recipe.data)).map_err(unsuitable)?;
+    if let Some(crops) = config.architecture.downcast_ref().and_then(|vit| recipe.crops(vit)) {
+        let second = transform.clone();
+        let local = Crop::Resized { scale: recipe.pretraining.local_scale, ratio: recipe.data.crop_ratio };
+        let local = Augmentation { crop: local, ..augmentation(&recipe.data) };
+        let small = Preprocess { image_size: crops.local_size, ..preprocess.clone() };
+        let local = TrainTransform::new(&small, &local).map_err(unsuitable)?;
+        transform = transform.with_views([second]).with_views(vec![local; crops.local_crops]);
+    }
     let data = &recipe.data;
     let parts = BatchParts::all(recipe.parts.max(1));
     let plain = LoaderSettings { parts, ..LoaderSettings::training(transform, recipe.batch, recipe.seed) };
@@ -30,6 +37,7 @@ pub(crate) fn loader_settings(
             smoothing: data.label_smoothing,
         },
         labels: match recipe.objective.loss {
+            _ if recipe.is_pretraining() => LabelCount::Ignored,
             Loss::Softmax => LabelCount::Single,
             Loss::Sigmoid => LabelCount::Multiple,
         },

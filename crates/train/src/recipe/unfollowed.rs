@@ -71,7 +71,8 @@ impl Recipe {
         if self.batch_norm == BatchNormSetting::Sync && !graph.nodes().iter().any(is_norm) {
             add("batch_norm", "sync".into(), "it has no batch norms");
         }
-        let names: Vec<&str> = graph.parameters().map(|(_, p)| p.name.as_str()).collect();
+        let parameters = architecture.parameters()?;
+        let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
         let decay = self.optimiser.layer_decay;
         if decay != 1.0 && rate_factors(&names, decay as f32).iter().all(|factor| *factor == 1.0) {
             add("optimiser.layer_decay", decay.to_string(), "it has a single layer");

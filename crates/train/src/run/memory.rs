@@ -163,7 +163,7 @@ impl RunMemory {
         };
         let host = |name, bytes, when| MemoryPart { name, host: bytes, device: 0, when };
 
-        let step = TrainingStep::new(&config.architecture, recipe.batch, options.step_options(recipe))?;
+        let step = TrainingStep::new(&config.architecture, recipe.batch, options.step_options(recipe, config))?;
         let memory = plan(&step.graph)?;
         let sizes = StateBytes::of(&step);
         let optimiser = stored_state(&step);
@@ -189,7 +189,7 @@ impl RunMemory {
             place("activations", memory.arena_bytes as u64, MemoryPhase::Always),
         ];
 
-        let settings = loader_settings(recipe, &config.preprocessing, images.count.max(1))?;
+        let settings = loader_settings(recipe, config, images.count.max(1))?;
         let settings = LoaderSettings { parts: options.processes.parts(recipe.parts), ..settings };
         parts.push(host("batches", batches(&settings, config, before.own_memory), MemoryPhase::Always));
         // In every thread: the file, the decoded image and the intermediates of resizing.

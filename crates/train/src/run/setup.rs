@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use vit_data::Samples;
 use vit_data::dataset::{Dataset, Fingerprint, Report, SampleRecord, Splits};
-use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, ProblemType};
+use vit_models::{Changes, Checkpoint, Config, OpenOptions, ProblemType};
 
 use crate::error::TrainError;
 use crate::processes::Processes;
@@ -108,11 +108,22 @@ impl Setup {
         samples: Option<Arc<dyn Samples>>,
         name: Option<&str>,
         image_size: Option<[usize; 2]>,
-        settings: RunSettings,
+        mut settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let splits = open_data(&settings, samples, recipe.seed, Classes::Own)?;
+        let classes = || if recipe.is_pretraining() { Classes::Optional } else { Classes::Own };
+        let mut splits = open_data(&settings, samples.clone(), recipe.seed, classes())?;
         let mut report = Vec::new();
+        if recipe.is_pretraining() && splits.train.classes().len() > 1 {
+            report.push("evaluation: the accuracy of nearest neighbours; labels are used for nothing else".into());
+        } else if recipe.is_pretraining() {
+            report.push("evaluation: none, since the images have no labels".into());
+            if settings.validation.is_none() {
+                // All images are trained on.
+                settings.validation_fraction = 0.0;
+                splits = open_data(&settings, samples, recipe.seed, classes())?;
+            }
+        }
         let mut config = match name {
             Some(name) => named(name)?,
             None => usual_model(splits.train.as_ref())?,
@@ -137,7 +148,11 @@ impl Setup {
         if recipe.data.normalise == Normalise::Images {
             report.extend(colours::normalise_by(splits.train.as_ref(), &mut config));
         }
-        config.architecture.set_classes(splits.train.classes().len());
+        if recipe.is_pretraining() {
+            model::add_pretraining(&mut config, &recipe)?;
+        } else {
+            config.architecture.set_classes(splits.train.classes().len());
+        }
         let weights = first_weights(&config.architecture, &recipe)?;
         Self::finish(settings, recipe, config, weights, splits, report, Origin::Scratch)
     }
@@ -150,12 +165,20 @@ impl Setup {
         settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
+        if recipe.is_pretraining() {
+            return Err(TrainError::Unsuitable(format!(
+                "{}: pre-training without labels starts from a named model, not from a checkpoint",
+                path.display()
+            )));
+        }
         let mut checkpoint = Checkpoint::open_image_model(path, OpenOptions::default())?;
         // If the dataset has the checkpoint's classes, its labels follow their order.
         let splits = open_data(&settings, samples, recipe.seed, Classes::InOrder(&checkpoint.config.labels))?;
         let classes = splits.train.classes().len();
         let same = splits.train.classes() == checkpoint.config.labels;
-        checkpoint.change(Changes { image_size, classes: Some(classes), new_head: !same, ..Changes::default() })?;
+        let changes =
+            Changes { image_size, classes: Some(classes), new_head: !same, encoder_alone: true, ..Changes::default() };
+        checkpoint.change(changes)?;
         let mut report = std::mem::take(&mut checkpoint.report);
         if same {
             report.push(format!("head: kept, since the dataset has the checkpoint's {classes} classes"));
@@ -169,7 +192,11 @@ impl Setup {
         let RunConfig { settings, mut recipe, .. } = RunConfig::of(run)?;
         // A run that was begun in one process.
         recipe.parts = recipe.parts.max(1);
-        let mut splits = open_data(&settings, None, recipe.seed, Classes::Exactly(&config.labels))?;
+        let classes = match recipe.is_pretraining() {
+            true => Classes::Optional,
+            false => Classes::Exactly(&config.labels),
+        };
+        let mut splits = open_data(&settings, None, recipe.seed, classes)?;
         let (mut report, mut fingerprint) = (vec![], None);
         match run.samples()? {
             None => report.push(
@@ -238,9 +265,8 @@ impl Setup {
 
     /// The number of trained parameters, and of all that could be.
     pub fn trained_parameters(&self) -> Result<(usize, usize), TrainError> {
-        let graph = self.config.architecture.build(1, Mode::Inference)?;
-        let trainable: Vec<&str> =
-            graph.parameters().filter(|(_, p)| p.trainable).map(|(_, p)| p.name.as_str()).collect();
+        let parameters = self.config.architecture.parameters()?;
+        let trainable: Vec<&str> = parameters.iter().filter(|p| p.trainable).map(|p| p.name.as_str()).collect();
         let frozen = self.recipe.model.freeze.includes(self.config.architecture.heads(), &trainable);
         Ok((frozen.iter().filter(|frozen| !**frozen).count(), trainable.len()))
     }
@@ -256,17 +282,20 @@ impl Setup {
         origin: Origin,
     ) -> Result<Setup, TrainError> {
         let Splits { train, validation, unused, report: data_report, .. } = splits;
-        config.labels = train.classes().to_vec();
+        let pretraining = recipe.is_pretraining();
+        config.labels = if pretraining { Vec::new() } else { train.classes().to_vec() };
         if origin != Origin::Run {
             let model = config.name.as_deref().unwrap_or(&settings.model);
             report.extend(recipe.leave_out_unfollowed(model, &config.architecture, origin == Origin::Scratch)?);
         }
         recipe.apply_to(&mut config.architecture);
-        config.problem_type = match train.is_multi_label() {
+        config.problem_type = match train.is_multi_label() && !pretraining {
             true => ProblemType::MultiLabel,
             false => ProblemType::SingleLabel,
         };
-        report.extend(adapt_objective(&mut recipe, &settings.data, &train)?);
+        if !pretraining {
+            report.extend(adapt_objective(&mut recipe, &settings.data, &train)?);
+        }
         report.extend(adapt_batch(&mut recipe, train.len()));
         if recipe.patience > 0 && validation.is_none() {
             return Err(TrainError::Unsuitable(format!(

@@ -1,5 +1,7 @@
 //! The training objective: cross-entropy with the labels, and distillation from a teacher (DeiT).
 
+pub(crate) mod pretraining;
+
 use serde::{Deserialize, Serialize};
 use vit_graph::ops::{Binary, CrossEntropy, OneHotMax, Scale, SigmoidCrossEntropy, Softmax};
 use vit_graph::{Graph, GraphError, Value};

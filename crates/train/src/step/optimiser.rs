@@ -172,7 +172,12 @@ impl Optimiser {
             let mut state = |graph: &mut Graph, suffix: &str| {
                 let name = format!("{}.{suffix}", parameter.name);
                 names.push(name.clone());
-                graph.value(Parameter::new(name, trained.updated_shape(), Init::Zeros), &[])
+                // A teacher that is the moving average is in the graph already.
+                let known = graph.parameters().find(|(_, p)| suffix == "average" && p.name == name);
+                match known.map(|(node, _)| Value { node, output: 0 }) {
+                    Some(known) => Ok(known),
+                    None => graph.value(Parameter::new(name, trained.updated_shape(), Init::Zeros), &[]),
+                }
             };
             let (op, suffixes) = self.op(parameter);
             let state_values = suffixes.iter().map(|suffix| state(graph, suffix)).collect::<Result<Vec<Value>, _>>()?;

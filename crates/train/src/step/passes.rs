@@ -1,10 +1,15 @@
 //! The forward and backward passes of a step, one pair per micro-batch, and their sums over micro-batches and parts.
 
+use std::collections::HashMap;
+
 use vit_graph::autodiff::{Finish, finish_gradients};
 use vit_graph::ops::{AllReduce, Binary, Op, Reshape, Scale, Slice, SyncedParts};
 use vit_graph::{Graph, GraphError, Inlined, Inlining, Node, Value};
+use vit_models::vit::Vit;
 
 use super::objective::Heads;
+use super::objective::pretraining::MaskedPrediction;
+use super::objective::pretraining::self_distillation::{CENTRE, SelfDistillationPasses};
 use super::part_sums::PartTree;
 use super::sharding::{GradientSlices, TrainedParameter};
 use super::{Inputs, StepError, StepOptions};
@@ -13,11 +18,26 @@ use super::{Inputs, StepError, StepOptions};
 pub(super) struct Passes<'a> {
     /// The model's forward pass on a micro-batch.
     pub forward: &'a Graph,
+    pub objective: PassObjective<'a>,
     pub inputs: &'a Inputs,
     pub options: &'a StepOptions,
     pub trained: &'a [TrainedParameter],
     /// The whole trained parameters.
     pub wrt: &'a [Value],
+}
+
+/// Where the loss of a pass comes from.
+pub(super) enum PassObjective<'a> {
+    /// Labels, perhaps with a teacher's.
+    Labels,
+    /// The masked patches of the images.
+    Masked(&'a Vit),
+    /// Other crops of the images.
+    SelfDistillation {
+        passes: Box<SelfDistillationPasses>,
+        /// The moving averages of the parameters by name.
+        averages: HashMap<String, Value>,
+    },
 }
 
 /// Sums over the batch.
@@ -113,12 +133,8 @@ impl Passes<'_> {
         let accumulate = self.options.accumulate.max(1);
         let (mut sums, mut statistics): (Option<(Value, Vec<Value>)>, _) = (None, Statistics::default());
         for micro_batch in part * accumulate..(part + 1) * accumulate {
-            let MicroBatch { inlining, targets, teacher } =
-                self.micro_batch(graph, micro_batch, &statistics, self.wrt)?;
-            let inlined = graph.inline(self.forward, &inlining)?;
-            statistics = Statistics::after(self.forward, &inlined);
-            let (share, outcome) = self.share_of_loss(graph, &inlined, targets, teacher)?;
-            logits.push(outcome);
+            let (share, outcome) = self.pass(graph, micro_batch, &mut statistics)?;
+            logits.extend(outcome);
             let mut keep = |_: &mut Graph, _: usize, gradient| Ok(gradient);
             let finish = if micro_batch + 1 == (part + 1) * accumulate { &mut *finish } else { &mut keep };
             sums = Some(match sums {
@@ -131,6 +147,27 @@ impl Passes<'_> {
         }
         let (loss, gradients) = sums.ok_or(StepError::NoPart)?;
         Ok(BatchSums { loss, gradients, statistics: statistics.0 })
+    }
+
+    /// Adds the forward pass of a micro-batch: its share of the batch's loss, and its logits if there are labels.
+    fn pass(
+        &self,
+        graph: &mut Graph,
+        micro_batch: usize,
+        statistics: &mut Statistics,
+    ) -> Result<(Value, Option<Value>), GraphError> {
+        let MicroBatch { inlining, sources } = self.micro_batch(graph, micro_batch, statistics, self.wrt)?;
+        if let PassObjective::SelfDistillation { passes, averages } = &self.objective {
+            let centre = statistics.0.first().map(|(_, centre)| *centre);
+            let centre = centre.map_or_else(|| graph.parameter(CENTRE), Ok)?;
+            let streams = micro_batch as u32 * passes.random_streams();
+            let (loss, centre) = passes.loss(graph, sources.image, self.inputs.seed, streams, averages, centre)?;
+            statistics.0 = vec![(CENTRE.to_string(), centre)];
+            return Ok((self.share(graph, loss)?, None));
+        }
+        let inlined = graph.inline(self.forward, &inlining)?;
+        *statistics = Statistics::after(self.forward, &inlined);
+        self.share_of_loss(graph, &inlined, sources)
     }
 
     /// The passes of all parts side by side, since every batch norm waits for the statistics of all of them: the activations
@@ -159,15 +196,15 @@ impl Passes<'_> {
             for (part, views) in own.clone().zip(views.chunks(trained)) {
                 micro_batches.push(self.micro_batch(graph, part * accumulate + pass, &statistics, views)?);
             }
-            let (inlinings, labels): (Vec<_>, Vec<_>) =
-                micro_batches.into_iter().map(|m| (m.inlining, (m.targets, m.teacher))).unzip();
+            let (inlinings, sources): (Vec<_>, Vec<_>) =
+                micro_batches.into_iter().map(|m| (m.inlining, m.sources)).unzip();
             let inlined = graph.inline_synced(self.forward, &inlinings, synced)?;
             drop(inlinings);
             statistics = Statistics::after(self.forward, &inlined[0]);
             let mut shares = Vec::new();
-            for (part, (inlined, (targets, teacher))) in inlined.iter().zip(labels).enumerate() {
-                let (share, outcome) = self.share_of_loss(graph, inlined, targets, teacher)?;
-                outcomes[part].push(outcome);
+            for (part, (inlined, sources)) in inlined.iter().zip(sources).enumerate() {
+                let (share, outcome) = self.share_of_loss(graph, inlined, sources)?;
+                outcomes[part].extend(outcome);
                 shares.push(share);
             }
             let mut complete: Vec<Option<Value>> = vec![None; views.len()];
@@ -208,38 +245,49 @@ impl Passes<'_> {
         let Passes { forward, inputs, options, .. } = self;
         let accumulate = options.accumulate.max(1);
         let (first, all) = (options.parts.own.start * accumulate, options.parts.count * accumulate);
-        let length = forward.shape(forward.output("logits")?)[0];
+        let length = graph.shape(inputs.image)[0] / (options.parts.own.len() * accumulate).max(1);
         // Also if this process has one micro-batch of several, so that its passes are those of the others.
         let mut own = |whole: Value| {
             let slice = Slice { axis: 0, start: (micro_batch - first) * length, length };
             if all == 1 { Ok(whole) } else { graph.value(slice, &[whole]) }
         };
-        let (image, targets) = (own(inputs.image)?, own(inputs.targets)?);
+        let (image, targets) = (own(inputs.image)?, inputs.targets.map(&mut own).transpose()?);
         let teacher = inputs.teacher.map(own).transpose()?;
         let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
         let given = [("image", image)].into_iter().chain(inputs.seed.map(|seed| ("seed", seed))).chain(known);
         let given = given.chain(self.named(parameters)).collect();
         let inlining = Inlining { given, streams: micro_batch as u32 * forward.random_streams() };
-        Ok(MicroBatch { inlining, targets, teacher })
+        Ok(MicroBatch { inlining, sources: LossSources { image, targets, teacher } })
     }
 
-    /// The share of the batch's loss that an inlined forward pass has, and its logits.
+    /// The share of the batch's loss that an inlined forward pass has, and its logits if there are labels.
     fn share_of_loss(
         &self,
         graph: &mut Graph,
         inlined: &Inlined,
-        targets: Value,
-        teacher: Option<Value>,
-    ) -> Result<(Value, Value), GraphError> {
+        sources: LossSources,
+    ) -> Result<(Value, Option<Value>), GraphError> {
         let Passes { forward, options, .. } = self;
+        let LossSources { image, targets, teacher } = sources;
+        let output = |name: &str| Ok::<_, GraphError>(inlined.value(forward.output(name)?));
+        if let PassObjective::Masked(vit) = &self.objective {
+            let [prediction, order] = MaskedPrediction::OUTPUTS.map(output);
+            let found = MaskedPrediction { image, prediction: prediction?, order: order? };
+            let loss = found.loss(graph, vit, &options.colours)?;
+            return Ok((self.share(graph, loss)?, None));
+        }
+        let logits = output("logits")?;
         let heads = options.objective.heads(forward)?;
         let heads = Heads { labels: inlined.value(heads.labels), teacher: inlined.value(heads.teacher) };
-        let loss = options.objective.build(graph, heads, targets, teacher)?;
-        // The loss of a micro-batch is a mean, so the mean over the batch is the sum of such shares.
-        let all = options.parts.count * options.accumulate.max(1);
-        let share = Scale(1.0 / all as f32);
-        let share = if all == 1 { loss } else { graph.value(share, &[loss])? };
-        Ok((share, inlined.value(forward.output("logits")?)))
+        // Where there are logits, there are targets.
+        let loss = options.objective.build(graph, heads, targets.unwrap_or(logits), teacher)?;
+        Ok((self.share(graph, loss)?, Some(logits)))
+    }
+
+    /// The loss of a micro-batch is a mean, so the mean over the batch is the sum of such shares.
+    fn share(&self, graph: &mut Graph, loss: Value) -> Result<Value, GraphError> {
+        let all = self.options.parts.count * self.options.accumulate.max(1);
+        if all == 1 { Ok(loss) } else { graph.value(Scale(1.0 / all as f32), &[loss]) }
     }
 }
 
@@ -255,7 +303,14 @@ fn sum(graph: &mut Graph, of_parts: &[Value]) -> Result<Value, GraphError> {
 /// The operands of a forward pass and its loss.
 struct MicroBatch<'a> {
     inlining: Inlining<'a>,
-    targets: Value,
+    sources: LossSources,
+}
+
+/// What the loss of a forward pass is computed from, besides its outputs.
+#[derive(Clone, Copy)]
+struct LossSources {
+    image: Value,
+    targets: Option<Value>,
     teacher: Option<Value>,
 }
 

@@ -19,6 +19,8 @@ pub mod columns {
     pub const VAL_TOP1: &str = "val/top1";
     /// Mean average precision on a multi-label validation set.
     pub const VAL_MAP: &str = "val/map";
+    /// Accuracy of nearest neighbours on the validation set.
+    pub const VAL_NEIGHBOURS: &str = "val/knn";
     /// Top-5 accuracy on the validation set.
     pub const VAL_TOP5: &str = "val/top5";
 }

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vit_data::Samples;
-use vit_data::dataset::{self, DatasetOptions, SampleChanges, SampleRecord, Splits, Validation};
+use vit_data::dataset::{
+    self, DatasetOptions, LabelRequirement, ReadOptions, SampleChanges, SampleRecord, Splits, Validation,
+};
 
 use super::RunSettings;
 use crate::error::TrainError;
@@ -63,6 +65,8 @@ pub(crate) enum Classes<'a> {
     Exactly(&'a [String]),
     /// The dataset's, in this order if it has exactly these.
     InOrder(&'a [String]),
+    /// The dataset's, if it has any: images need no label.
+    Optional,
 }
 
 pub(crate) fn open_data(
@@ -72,8 +76,12 @@ pub(crate) fn open_data(
     classes: Classes,
 ) -> Result<Splits, TrainError> {
     let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
+    let labels = match classes {
+        Classes::Optional => LabelRequirement::Optional,
+        _ => LabelRequirement::Required,
+    };
     let (classes, class_order) = match classes {
-        Classes::Own => (None, None),
+        Classes::Own | Classes::Optional => (None, None),
         Classes::Exactly(names) => (given(names), None),
         Classes::InOrder(names) => (None, given(names)),
     };
@@ -84,7 +92,7 @@ pub(crate) fn open_data(
         seed,
         classes,
         class_order,
-        ..DatasetOptions::default()
+        read: ReadOptions { labels, ..ReadOptions::default() },
     };
     Ok(match samples {
         Some(samples) => dataset::from_samples(samples, &options)?,

@@ -1,10 +1,12 @@
 //! The model of a run: by name, or a default for the size of the images.
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use vit_data::Samples;
-use vit_models::vit::Vit;
-use vit_models::weights::Weights;
+use vit_graph::device::{Initial, Parameters};
+use vit_models::vit::{Pretraining, Vit};
+use vit_models::weights::{Tensor, Weights};
 use vit_models::{Architecture, Config, ModelError, ProblemType, Variant};
 
 use crate::error::TrainError;
@@ -30,10 +32,36 @@ pub enum FirstWeights {
 
 /// The weights of a model that starts from scratch.
 pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Result<FirstWeights, TrainError> {
-    match (architecture.downcast_ref::<Vit>(), recipe.model.start) {
-        (Some(vit), Initialisation::Mimetic) => Ok(FirstWeights::Given(vit.mimetic(recipe.seed)?)),
-        _ => Ok(FirstWeights::Random),
+    let Some(vit) = architecture.downcast_ref::<Vit>() else { return Ok(FirstWeights::Random) };
+    let mut weights = match recipe.model.start {
+        Initialisation::Mimetic => vit.mimetic(recipe.seed)?,
+        Initialisation::Random if vit.pretraining.is_none() => return Ok(FirstWeights::Random),
+        Initialisation::Random => Weights::default(),
+    };
+    if let Some(pretraining) = &vit.pretraining {
+        let mut initial = Initial { seed: recipe.seed };
+        for parameter in architecture.parameters()? {
+            let data = initial.take(&parameter).map(Cow::into_owned).unwrap_or_default();
+            weights.tensors.entry(parameter.name).or_insert(Tensor { shape: parameter.shape.to_vec(), data });
+        }
+        if let Pretraining::MaskedAutoencoder(mae) = pretraining {
+            mae.write_positions(vit, &mut weights);
+        }
     }
+    Ok(FirstWeights::Given(weights))
+}
+
+/// Makes a model one that is pre-trained without labels.
+pub(super) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<(), TrainError> {
+    let kind = config.architecture.kind();
+    let Some(vit) = config.architecture.downcast_mut::<Vit>() else {
+        return Err(TrainError::Unsuitable(format!(
+            "a {kind} cannot be pre-trained without labels; choose a Vision Transformer"
+        )));
+    };
+    vit.classes = 0;
+    vit.pretraining = recipe.pretraining.layers(vit);
+    config.architecture.contradiction().map_or(Ok(()), |reason| Err(TrainError::Unsuitable(reason)))
 }
 
 /// A model by its name.

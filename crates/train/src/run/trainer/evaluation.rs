@@ -142,6 +142,7 @@ fn measurements(row: MetricsRow, evaluation: &TaskEvaluation) -> MetricsRow {
                 .with("val/macro_f1", m.macro_f1)
                 .with("val/ece", m.ece)
         }
+        TaskEvaluation::Neighbours(evaluation) => row.with(columns::VAL_NEIGHBOURS, evaluation.metrics().top1),
         TaskEvaluation::Multi(evaluation) => {
             let m = evaluation.metrics();
             row.with(columns::VAL_LOSS, m.loss)

@@ -1,7 +1,7 @@
 //! The parameters that a session starts with.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use vit_graph::device::{Initial, Parameters};
 use vit_graph::ops::Parameter;
@@ -21,6 +21,8 @@ pub(super) struct FirstParameters<'a> {
     pub seed: u64,
     /// The tensors of which this process takes a slice.
     pub shards: &'a BTreeMap<String, ShardedTensor>,
+    /// Moving averages begin as the parameters that they average, since a step reads them.
+    pub averages: Option<HashMap<String, Vec<f32>>>,
     /// Names of parameters that steps change.
     pub changed: &'a HashSet<String>,
     pub unchanged: Weights,
@@ -49,12 +51,18 @@ impl FirstParameters<'_> {
         let name = &parameter.name;
         if self.names.contains(name) {
             let zeros = || vec![0.0; parameter.shape.elements()];
-            return Some(self.state.tensors.remove(name).map_or_else(zeros, |tensor| tensor.data));
+            let averaged = name.strip_suffix(".average");
+            let first = averaged.and_then(|name| self.averages.as_mut()?.remove(name));
+            let resumed = self.state.tensors.remove(name).map(|tensor| tensor.data);
+            return Some(resumed.or(first).unwrap_or_else(zeros));
         }
         let data = match &mut self.first {
             FirstWeights::Given(weights) => weights.tensors.remove(name)?.data,
             FirstWeights::Random => Initial { seed: self.seed }.take(parameter)?.into_owned(),
         };
+        if let Some(averages) = &mut self.averages {
+            averages.insert(name.clone(), data.clone());
+        }
         if !self.changed.contains(name) {
             let tensor = Tensor { shape: parameter.shape.to_vec(), data: data.clone() };
             self.unchanged.tensors.insert(name.clone(), tensor);

@@ -43,7 +43,7 @@ impl Trainer<'_> {
         // After saving, since the search may run out of memory.
         let snapshot = session.snapshot(setup)?;
         // Of its own parts alone, since the processes find it at different operations.
-        let own = StepOptions { exchange: false, sharding: None, ..options.step_options(&setup.recipe) };
+        let own = StepOptions { exchange: false, sharding: None, ..options.step_options(&setup.recipe, &setup.config) };
         let own = TrainingStep::new(&setup.config.architecture, setup.recipe.batch, own)?;
         let place = session.find_non_finite(*device, &own.graph, snapshot, step).ok().flatten();
         let found = options.processes.gather(serde_json::to_vec(&place).unwrap_or_default())?;

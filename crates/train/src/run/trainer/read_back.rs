@@ -13,6 +13,7 @@ use super::session::Session;
 use crate::error::TrainError;
 use crate::evaluate::evaluation_batch;
 use crate::evaluate::evaluator::Evaluator;
+use crate::evaluate::neighbours::Neighbours;
 use crate::run::saving::{CheckpointSource, RunPosition, SaveError, Snapshot};
 use crate::run::setup::Setup;
 use crate::step::sharding::ShardedTensor;
@@ -22,6 +23,13 @@ impl Session {
     pub fn evaluator(&self, device: &dyn Device, setup: &Setup) -> Result<Option<Evaluator>, TrainError> {
         let Some(validation) = &setup.validation else { return Ok(None) };
         let batch = evaluation_batch(&setup.recipe).clamp(1, validation.len().max(1));
+        if setup.recipe.is_pretraining() {
+            let Some(neighbours) = Neighbours::of(&setup.train) else { return Ok(None) };
+            let compile = |parameters: &mut dyn Parameters| {
+                Evaluator::of_features(device, &setup.config, parameters, batch, neighbours)
+            };
+            return self.with_evaluated_parameters(compile).map(Some);
+        }
         let compile = |parameters: &mut dyn Parameters| Evaluator::new(device, &setup.config, parameters, batch);
         // Rank 0 compiles first, when the others cannot send their slices yet.
         match self.has_all_state() {

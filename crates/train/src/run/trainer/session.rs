@@ -1,6 +1,6 @@
 //! The state of a run in memory: the step on its device, the loader, the position. A snapshot can be taken after any step.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +14,7 @@ use super::first_parameters::FirstParameters;
 use super::{TrainerOptions, training_step};
 use crate::error::TrainError;
 use crate::processes::Processes;
+use crate::recipe::PretrainingTask;
 use crate::recipe::preprocess::loader_settings;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::{FirstWeights, Setup};
@@ -148,6 +149,7 @@ impl Session {
             names: &graph.state,
             shards: &graph.shards,
             seed: recipe.seed,
+            averages: (recipe.pretraining.task == PretrainingTask::Dino).then(HashMap::new),
             changed: &changed,
             unchanged: Weights::default(),
         };
@@ -163,7 +165,7 @@ impl Session {
             parts: options.processes.parts(recipe.parts),
             cache_bytes: options.cache_bytes,
             unreadable: UnreadableLimit { share: setup.settings.max_unreadable, ..UnreadableLimit::default() },
-            ..loader_settings(recipe, &setup.config.preprocessing, samples.len())?
+            ..loader_settings(recipe, &setup.config, samples.len())?
         };
         let start = BatchPosition { epoch: position.epoch, batch: position.batch };
         let loader = Loader::new(samples, settings, start)?;
@@ -214,7 +216,9 @@ impl Session {
             self.executable.write("teacher", Elements::F32(logits))?;
         }
         self.executable.write("image", Elements::F32(&batch.images))?;
-        self.executable.write("targets", Elements::F32(&batch.targets))?;
+        if !batch.targets.is_empty() {
+            self.executable.write("targets", Elements::F32(&batch.targets))?;
+        }
         self.next = Some(Loaded { batch, teacher });
         Ok(())
     }
