@@ -6,6 +6,8 @@ mod loss;
 mod mixing;
 mod pairs;
 #[cfg(feature = "train")]
+mod pretraining;
+#[cfg(feature = "train")]
 mod settings;
 mod tokens;
 #[cfg(feature = "train")]
@@ -142,6 +144,15 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
     if let Some(clip) = checkpoint.image_text().filter(|_| pairs::is_recorded(&io)) {
         let arrays = pairs::compare(&checkpoint, clip, io, &recording, options, &unsuitable)?;
         return Ok(Verification { weights: checkpoint.source, arrays });
+    }
+    #[cfg(feature = "train")]
+    if pretraining::is_recorded(&io) && checkpoint.config.architecture.pretraining().is_some() {
+        let mut checkpoint = checkpoint;
+        return match pretraining::compare(&mut checkpoint, io, &recording, options) {
+            Ok(arrays) => Ok(Verification { weights: checkpoint.source, arrays }),
+            Err(ReplayError::Recording(what)) => Err(unsuitable(what)),
+            Err(ReplayError::Other(error)) => Err(error),
+        };
     }
     let source = checkpoint.source;
     let recorded = Recorded { folder, recording: &recording, options, unsuitable: &unsuitable };

@@ -30,6 +30,11 @@ pub(super) fn append(graph: &mut Graph, io: &Weights) -> Result<(), GraphError> 
     let targets = graph.value(Input { name: "targets".into(), ty }, &[])?;
     let loss = graph.value(CrossEntropy, &[logits, targets])?;
     graph.set_output("loss", loss)?;
+    append_gradients(graph, loss, io)
+}
+
+/// Appends the gradients of a loss with respect to every parameter of which one was recorded.
+pub(super) fn append_gradients(graph: &mut Graph, loss: Value, io: &Weights) -> Result<(), GraphError> {
     let recorded: Vec<(String, Value)> = graph
         .parameters()
         .map(|(node, parameter)| (format!("{GRADIENT}{}", parameter.name), Value { node, output: 0 }))
