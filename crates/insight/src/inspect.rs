@@ -9,6 +9,7 @@ mod filters;
 mod pooling;
 mod positions;
 mod receptive;
+mod reconstruction;
 mod relative;
 mod report;
 mod rotary;
@@ -34,6 +35,7 @@ use attention_maps::AttentionMaps;
 use distances::HeadDistances;
 use pooling::PoolingComparison;
 use receptive::ReceptiveFields;
+use reconstruction::Reconstructions;
 
 /// Number of noise images for the receptive field when no images are given.
 const NOISE: usize = 8;
@@ -64,6 +66,7 @@ pub struct Inspector<'a> {
     attention_maps: AttentionMaps,
     poolings: Option<PoolingComparison>,
     receptive: ReceptiveFields,
+    reconstructions: Option<Reconstructions>,
     images: usize,
 }
 
@@ -118,6 +121,7 @@ impl<'a> Inspector<'a> {
             attention_maps: AttentionMaps::new(&layers),
             poolings: PoolingComparison::new(config, weights, device, batch.max(1))?,
             receptive: ReceptiveFields::new(architecture, weights, device, batch.max(1))?,
+            reconstructions: Reconstructions::new(config, weights, device)?,
             layers,
             bias_tables,
             images: 0,
@@ -141,6 +145,9 @@ impl<'a> Inspector<'a> {
         }
         if let Some(poolings) = &mut self.poolings {
             poolings.add(samples)?;
+        }
+        if let Some(reconstructions) = &mut self.reconstructions {
+            samples.iter().try_for_each(|sample| reconstructions.add(sample))?;
         }
         self.receptive.add(&inputs)?;
         self.images += samples.len();
@@ -172,6 +179,12 @@ impl<'a> Inspector<'a> {
             self.add_noise()?;
         }
         found.figures.push(self.receptive.figure(noise)?);
+        if let Some(reconstructions) = &self.reconstructions {
+            match reconstructions.figure() {
+                Some(figure) => found.figures.push(figure),
+                None => found.missing.push(Missing::without_images("Reconstruction of masked patches")),
+            }
+        }
         match self.poolings {
             None => found.missing.push(Missing::new(pooling::impossible(architecture))),
             Some(_) if noise => found.missing.push(Missing::without_images("Class token against mean pooling")),

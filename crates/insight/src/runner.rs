@@ -53,6 +53,12 @@ impl Runner {
         Ok(self.executable.run()?)
     }
 
+    /// Runs the graph of a masked autoencoder on one image, whose patches are masked by their order.
+    pub fn run_masked(&mut self, image: &[f32], order: &[i32]) -> Result<(), InsightError> {
+        self.executable.write("order", Elements::I32(order))?;
+        self.run([image], &[])
+    }
+
     /// An output of the last run, for the whole batch.
     pub fn read(&self, name: &str) -> Result<Vec<f32>, InsightError> {
         let elements = self.shape(name).map_or(0, Shape::elements);
