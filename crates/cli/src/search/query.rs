@@ -1,5 +1,6 @@
 //! `vit search INDEX`: what is most similar to words and images, and near duplicates.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
@@ -65,8 +66,12 @@ fn similar(arguments: &QueryArguments, index: &Index, folder: &Path) -> anyhow::
         hits.iter().for_each(|hit| table.row(cells(hit, folder).to_vec()));
         table.print(&mut out, |_| None)?;
     }
-    let names = queries.iter().map(|(name, _)| name.as_str());
-    let title = arguments.words.iter().map(String::as_str).chain(names).collect::<Vec<_>>().join(", ");
+    let names = queries
+        .iter()
+        .map(|(name, _)| Path::new(name).file_name().map_or(Cow::from(name), |file| file.to_string_lossy()));
+    let words = arguments.words.iter().map(Cow::from);
+    let vectors = arguments.vector.iter().map(|path| path.to_string_lossy());
+    let title = words.chain(names).chain(vectors).collect::<Vec<Cow<str>>>().join(", ");
     let subtitle = format!(
         "the {} most similar of {} images in {}",
         hits.len(),
@@ -108,8 +113,9 @@ fn near_duplicates(
         table.print(&mut out, |_| None)?;
     }
     let all = if found > groups.len() { format!("; {} are shown", groups.len()) } else { String::new() };
+    let groups_found = if found == 1 { "1 group".into() } else { format!("{found} groups") };
     let subtitle = format!(
-        "{found} groups, {images} of {} images in {}, with a cosine of at least {threshold}{all}",
+        "{groups_found}, {images} of {} images in {}, with a cosine of at least {threshold}{all}",
         thousands(index.len() as u64),
         index.settings().files.display()
     );
