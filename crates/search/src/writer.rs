@@ -17,8 +17,8 @@ use crate::{FileStamp, IndexSettings, IndexedFile, SearchError};
 
 /// The least time between commits.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(200);
-/// The time between commits in units of what the last one took: they cost a twentieth of the time.
-const COMMIT_SHARE: u32 = 20;
+/// The time between commits in units of what the last one took: they cost a tenth of the time.
+const COMMIT_SHARE: u32 = 10;
 /// The most bytes of vectors in a segment, which bounds the cost of removing a file.
 const SEGMENT_BYTES: usize = 64 << 20;
 /// The name of the file that a writer locks.
