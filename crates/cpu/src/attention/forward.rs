@@ -113,7 +113,7 @@ impl ForwardBlocking {
         2 * self.block_len() + self.score_stride + self.block_queries.next_multiple_of(MAX_LANES)
     }
 
-    /// The number of the packed head, its packed keys and values, and scratch.
+    /// The index of the packed head, in a cache line, its packed keys and values, and scratch.
     fn worker_len(&self) -> usize {
         MAX_LANES + self.packed_len() + self.scratch_len()
     }
@@ -153,16 +153,16 @@ pub fn forward(pool: &ThreadPool, isa: Isa, args: AttentionArgs<'_>, workspace: 
     assert!(batch * heads < u32::MAX as usize, "attention: too many heads");
 
     let workspace = aligned(workspace, needed - ALIGN).0;
-    // The first element of a worker's part holds the number of its packed head, as bits; at first no head is packed.
+    // The first element of a worker's part holds the index of its packed head, as bits; at first no head is packed.
     workspace.chunks_exact_mut(blocking.worker_len()).for_each(|part| part[0] = f32::from_bits(u32::MAX));
     let workspaces = DisjointMut::new(workspace);
     let (lse, weights) = (lse.map(DisjointMut::new), weights.map(DisjointMut::new));
     let tasks_per_head = queries.div_ceil(blocking.task_queries);
     pool.run_with_worker(batch * heads * tasks_per_head, &|task, worker| {
-        let (head, first) = (task / tasks_per_head, task % tasks_per_head * blocking.task_queries);
+        let (head, first_query) = (task / tasks_per_head, task % tasks_per_head * blocking.task_queries);
         let (b, h) = (head / heads, head % heads);
-        let count = blocking.task_queries.min(queries - first);
-        let row = head * queries + first;
+        let query_count = blocking.task_queries.min(queries - first_query);
+        let row = head * queries + first_query;
         // SAFETY: parts of different workers do not overlap, and a worker index is used by one thread at a time.
         let part = unsafe { workspaces.slice(worker * blocking.worker_len(), blocking.worker_len()) };
         let (packed_head, rest) = part.split_at_mut(MAX_LANES);
@@ -182,17 +182,17 @@ pub fn forward(pool: &ThreadPool, isa: Isa, args: AttentionArgs<'_>, workspace: 
             scale,
             b,
             h,
-            first,
-            count,
+            first_query,
+            query_count,
             q,
             v,
             packed_keys,
             packed_values,
             out,
             // SAFETY: tasks have disjoint rows of lse and weights.
-            lse: lse.as_ref().map(|lse| unsafe { lse.slice(row, count) }),
+            lse: lse.as_ref().map(|lse| unsafe { lse.slice(row, query_count) }),
             // SAFETY: as above.
-            weights: weights.as_ref().map(|weights| unsafe { weights.slice(row * keys, count * keys) }),
+            weights: weights.as_ref().map(|weights| unsafe { weights.slice(row * keys, query_count * keys) }),
             bias: head_bias(bias, &shape, b, h),
             dropout,
             scratch,
@@ -205,10 +205,11 @@ struct HeadQueries<'a> {
     shape: AttentionShape,
     blocking: ForwardBlocking,
     scale: f32,
+    /// The sample and the head.
     b: usize,
     h: usize,
-    first: usize,
-    count: usize,
+    first_query: usize,
+    query_count: usize,
     q: HeadView<'a>,
     v: HeadView<'a>,
     packed_keys: &'a [f32],
@@ -231,7 +232,7 @@ struct QueryBlock<'a> {
     /// The maximum of each row.
     maxima: &'a mut [f32],
     /// The first query, counted from the first of the task.
-    first: usize,
+    offset: usize,
     rows: usize,
 }
 
@@ -240,7 +241,7 @@ impl<'a> QueryBlock<'a> {
     fn new(blocking: &ForwardBlocking, memory: &'a mut [f32]) -> Self {
         let (scores, rest) = memory.split_at_mut(blocking.block_queries * blocking.score_stride);
         let (lanes, maxima) = rest.split_at_mut(blocking.block_queries * MAX_LANES);
-        QueryBlock { scores, lanes, maxima, first: 0, rows: 0 }
+        QueryBlock { scores, lanes, maxima, offset: 0, rows: 0 }
     }
 
     #[inline(always)]
@@ -257,16 +258,16 @@ impl Kernel for HeadQueries<'_> {
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
         let blocking = self.blocking;
-        let (first, rest) = std::mem::take(&mut self.scratch).split_at_mut(blocking.block_len());
-        let (second, rest) = rest.split_at_mut(blocking.block_len());
+        let (next, rest) = std::mem::take(&mut self.scratch).split_at_mut(blocking.block_len());
+        let (current, rest) = rest.split_at_mut(blocking.block_len());
         let (dropout_factors, inverse_sums) = rest.split_at_mut(blocking.score_stride);
-        let (mut next, mut current) = (QueryBlock::new(&blocking, first), QueryBlock::new(&blocking, second));
+        let (mut next, mut current) = (QueryBlock::new(&blocking, next), QueryBlock::new(&blocking, current));
         let mut scored = 0;
         // Software pipelining: the exponentials of the next block are interleaved with the weighted sums of the
         // current.
-        while scored < self.count || current.rows > 0 {
-            next.first = scored;
-            next.rows = blocking.block_queries.min(self.count - scored);
+        while scored < self.query_count || current.rows > 0 {
+            next.offset = scored;
+            next.rows = blocking.block_queries.min(self.query_count - scored);
             scored += next.rows;
             self.score(s, &mut next);
             let mut exponentials = Exponentials::new(
@@ -302,7 +303,7 @@ impl HeadQueries<'_> {
     fn score<S: Simd>(&mut self, s: S, block: &mut QueryBlock<'_>) {
         let AttentionShape { keys, head_dim, .. } = self.shape;
         let (b, h, stride) = (self.b, self.h, self.blocking.score_stride);
-        let (rows, query) = (block.rows, self.first + block.first);
+        let (rows, query) = (block.rows, self.first_query + block.offset);
         // The queries of the next block.
         for r in rows..2 * rows {
             prefetch_row(s, self.q.at(b, query + r, h), head_dim);
@@ -362,7 +363,7 @@ impl HeadQueries<'_> {
             let sum = s.sum(block.lanes_of(s, r));
             let exponentials = &mut block.scores[r * self.blocking.score_stride..][..keys];
             *inverse_sum = 1.0 / sum;
-            let row = block.first + r;
+            let row = block.offset + r;
             if let Some(lse) = &mut self.lse {
                 lse[row] = block.maxima[r] * exp_scale + sum.ln();
             }
@@ -372,7 +373,7 @@ impl HeadQueries<'_> {
                 row::scale(s, weights, *inverse_sum);
             }
             if let Some(dropout) = self.dropout {
-                let index = ((self.b * heads + self.h) * queries + self.first + row) * keys;
+                let index = ((self.b * heads + self.h) * queries + self.first_query + row) * keys;
                 (dropout.factors)(index as u64, &mut dropout_factors[..keys]);
                 row::mul(s, exponentials, &dropout_factors[..keys]);
             }
@@ -389,7 +390,7 @@ impl HeadQueries<'_> {
         exponentials: &mut Exponentials<'_>,
     ) {
         let AttentionShape { keys, head_dim, .. } = self.shape;
-        let (b, h, query) = (self.b, self.h, self.first + block.first);
+        let (b, h, query) = (self.b, self.h, self.first_query + block.offset);
         let values = match self.packed_values {
             [] => PanelSource::Rows(self.v.at(b, 0, h), self.v.row_stride),
             packed => PanelSource::Packed(packed.as_ptr()),

@@ -76,9 +76,9 @@ impl CpuExecutable {
                 updates.push((from, to));
             }
         }
-        let first = |node: NodeId| Value { node, output: 0 };
-        let inputs = graph.inputs().map(|(node, input)| (&input.name, first(node)));
-        let parameters = graph.parameters().map(|(node, parameter)| (&parameter.name, first(node)));
+        let first_output = |node: NodeId| Value { node, output: 0 };
+        let inputs = graph.inputs().map(|(node, input)| (&input.name, first_output(node)));
+        let parameters = graph.parameters().map(|(node, parameter)| (&parameter.name, first_output(node)));
         let unpacked = parameters.filter(|(_, value)| buffers.values.contains_key(value));
         let outputs = graph.outputs().iter().map(|(name, value)| (name, *value));
         let (inputs, outputs, parameters) = (

@@ -70,11 +70,11 @@ impl Fp8Layers {
             let Op::Linear(_) = node.op else { continue };
             let (x, weight) = (storage(graph, node.inputs[0]), storage(graph, node.inputs[1]));
             let shape = graph.shape(node.inputs[1]);
-            let suits = matches!(graph.node(weight.node).op, Op::Parameter(_))
+            let supported = matches!(graph.node(weight.node).op, Op::Parameter(_))
                 && constant[weight.node]
                 && shape.iter().all(|extent| extent.is_multiple_of(EXTENT_STEP))
                 && !outputs.contains(&Value { node: id, output: 0 });
-            let Some(bound) = fp8.bound(graph, x).filter(|bound| suits && bound.is_constant(constant)) else {
+            let Some(bound) = fp8.bound(graph, x).filter(|bound| supported && bound.is_constant(constant)) else {
                 continue;
             };
             fp8.linears.insert(id);
@@ -174,11 +174,11 @@ impl Fp8Layers {
                         0 => (b.half, Storage::Bf16),
                         address => (address, b.storage),
                     });
-                    let first =
+                    let first_row =
                         |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
                     let arguments = KernelArguments::new()
-                        .pointers(&[first(weight.e4m3, columns), weight.scales, gamma, beta])
-                        .pointers(&[first(bias.0, bias.1.bytes()), scratch])
+                        .pointers(&[first_row(weight.e4m3, columns), weight.scales, gamma, beta])
+                        .pointers(&[first_row(bias.0, bias.1.bytes()), scratch])
                         .u32(count)
                         .u32(columns);
                     let variant = KernelVariant::new(&compile::FP8).with("B", bias.1.name());

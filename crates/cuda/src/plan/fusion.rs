@@ -68,12 +68,12 @@ impl FusionGroups {
             let average = matches!(node.op, Op::MovingAverage(_));
             let joins = in_place && (average || is_optimiser(&node.op));
             let agrees = |others: &[NodeId]| others.last().is_none_or(|&other| share_launch(node, graph.node(other)));
-            let waits = match (joins, average) {
+            let must_close = match (joins, average) {
                 (true, true) => reads(&averages) || !agrees(&averages),
                 (true, false) => reads(&optimiser) || reads(&averages) || !agrees(&optimiser),
                 (false, _) => reads(&optimiser) || reads(&averages),
             };
-            if waits {
+            if must_close {
                 self.close(&mut optimiser, &mut averages);
             }
             match (joins, average) {

@@ -1,6 +1,6 @@
-//! Values that several processes add or gather: in a second stream, buckets of values are exchanged while the first stream goes on. All of
-//! it is captured with the run. NCCL carries the values between GPUs; processes that share a GPU, or have no NCCL, exchange
-//! through host memory.
+//! Values that several processes add or gather: in a second stream, buckets of values are exchanged while the first
+//! stream continues. All of it is captured with the run. NCCL carries the values between GPUs; processes that share a
+//! GPU, or have no NCCL, exchange through host memory.
 
 mod host;
 mod nccl;

@@ -32,8 +32,8 @@ pub(crate) struct LastRead {
     pub done: Event,
 }
 
-/// Bytes from which on an input is copied while the previous run executes. The copy of a smaller one delays the next run
-/// by at most some tens of microseconds (over PCIe); to overlap it would take events between two streams and
+/// An input of at least so many bytes is copied while the previous run executes. The copy of a smaller one delays the
+/// next run by at most some tens of microseconds (over PCIe); overlapping it would take events between two streams and
 /// split the captured CUDA graph once more.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 

@@ -56,12 +56,12 @@ impl HostCarrier {
     /// `self` and the memory of the values must live until the stream is synchronised, which must run no other messages.
     pub unsafe fn enqueue(&self, index: usize, bucket: &StreamBucket, stream: &Stream) -> Result<(), GraphError> {
         let message = &*self.messages[index];
-        for value in &bucket.pieces {
+        for piece in &bucket.pieces {
             // SAFETY: the message has the length of all values; the caller guarantees their memory. The copies and the host
             // function before it in this stream are done with the message.
             let result = unsafe {
-                let to = message.values.byte_add(value.offset).cast();
-                cu::cuMemcpyDtoHAsync_v2(to, value.address, value.bytes, stream.raw())
+                let to = message.values.byte_add(piece.offset).cast();
+                cu::cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream.raw())
             };
             check(result, "copying gradients from the GPU")?;
         }
@@ -69,11 +69,11 @@ impl HostCarrier {
         // SAFETY: the message is boxed, and the caller keeps it until the stream has run the function.
         let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange), data.cast_mut().cast()) };
         check(result, "exchanging gradients")?;
-        for value in &bucket.pieces {
+        for piece in &bucket.pieces {
             // SAFETY: as above.
             let result = unsafe {
-                let from = message.values.byte_add(value.offset).cast();
-                cu::cuMemcpyHtoDAsync_v2(value.address, from, value.bytes, stream.raw())
+                let from = message.values.byte_add(piece.offset).cast();
+                cu::cuMemcpyHtoDAsync_v2(piece.address, from, piece.bytes, stream.raw())
             };
             check(result, "copying gradients to the GPU")?;
         }
