@@ -16,7 +16,7 @@ pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Valu
 }
 
 /// Replaces the gradient of `wrt[index]` by what it returns.
-pub type Finish<'a> = &'a mut dyn FnMut(&mut Graph, usize, Value) -> Result<Value, GraphError>;
+pub type FinishGradient<'a> = &'a mut dyn FnMut(&mut Graph, usize, Value) -> Result<Value, GraphError>;
 
 /// As [`add_gradients`], or [`gradients`] without `sums`, of the sum of `losses`; `finish` is called for each gradient as
 /// soon as it is complete. The nodes that it adds thus run during the backward pass.
@@ -25,7 +25,7 @@ pub fn finish_gradients(
     losses: &[Value],
     wrt: &[Value],
     sums: Option<&[Value]>,
-    finish: Finish,
+    finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
     let sums = sums.map_or(vec![None; wrt.len()], |sums| sums.iter().copied().map(Some).collect());
     differentiate(graph, losses, wrt, &sums, finish)
@@ -36,7 +36,7 @@ fn differentiate(
     losses: &[Value],
     wrt: &[Value],
     sums: &[Option<Value>],
-    finish: Finish,
+    finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
     graph.restoring_place(|graph| append_backward(graph, losses, wrt, sums, finish))
 }
@@ -46,7 +46,7 @@ fn append_backward(
     losses: &[Value],
     wrt: &[Value],
     sums: &[Option<Value>],
-    finish: Finish,
+    finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
     if let Some(loss) = losses.iter().find(|loss| graph.shape(**loss).elements() != 1) {
         return Err(GraphError::Gradient {

@@ -101,18 +101,18 @@ impl MemoryPlan {
         // The end of the live ranges of outputs, which are read after the last node.
         let end = nodes.len();
         // The last node that reads each value.
-        let mut last: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
+        let mut last_read: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
         for (id, node) in nodes.iter().enumerate() {
-            let runs = (required.runs_with)(id).max(id);
+            let read_at = (required.runs_with)(id).max(id);
             for &input in &node.inputs {
                 let root = storage(graph, input);
-                last[root.node][root.output] = last[root.node][root.output].max(runs);
+                last_read[root.node][root.output] = last_read[root.node][root.output].max(read_at);
             }
         }
         let outputs = graph.outputs().iter().map(|(_, value)| value);
         for value in outputs.chain(graph.updates().iter().map(|(_, value)| value)) {
             let root = storage(graph, *value);
-            last[root.node][root.output] = end;
+            last_read[root.node][root.output] = end;
         }
 
         let mut live: Vec<LiveRange> = Vec::new();
@@ -123,29 +123,31 @@ impl MemoryPlan {
             if workspace > 0 {
                 live.push(LiveRange { bytes: workspace, first: id, last: id, owner: Owner::Workspace(id) });
             }
-            let input = matches!(node.op, Op::Input(_));
-            if !node.op.computes() && !input {
+            let is_input = matches!(node.op, Op::Input(_));
+            if !node.op.computes() && !is_input {
                 continue;
             }
             for output in 0..node.outputs.len() {
                 let value = Value { node: id, output };
                 let written = output == 0 && node.op.always_writes_first_output() && uses[id].iter().any(|&n| n > 0);
-                if (uses[id][output] == 0 && !input && !written) || (required.outside)(value) {
+                if (uses[id][output] == 0 && !is_input && !written) || (required.outside)(value) {
                     continue;
                 }
-                let runs = (required.runs_with)(id);
+                let written_at = (required.runs_with)(id);
                 let bytes = (required.bytes)(value);
-                let overwritten = overwritten(graph, value, &required).filter(|old| last[old.node][old.output] == id);
+                let overwritten =
+                    overwritten(graph, value, &required).filter(|old| last_read[old.node][old.output] == id);
                 if let Some(&buffer) = overwritten.and_then(|old| buffers.get(&old))
                     && live[buffer].bytes == bytes
                 {
-                    live[buffer].last = live[buffer].last.max(last[id][output]);
+                    live[buffer].last = live[buffer].last.max(last_read[id][output]);
                     buffers.insert(value, buffer);
                     continue;
                 }
-                let (first, last) = if input { (0, end) } else { (id.min(runs), last[id][output].max(runs)) };
+                let (first, last) =
+                    if is_input { (0, end) } else { (id.min(written_at), last_read[id][output].max(written_at)) };
                 // An input keeps its value.
-                if !input {
+                if !is_input {
                     buffers.insert(value, live.len());
                 }
                 live.push(LiveRange { bytes, first, last, owner: Owner::Value(value) });
@@ -154,8 +156,8 @@ impl MemoryPlan {
         let owners: HashMap<Value, Owner> = buffers.into_iter().map(|(v, buffer)| (v, live[buffer].owner)).collect();
         let mut plan = Self::place(graph, live, required.exact_fit_from);
         for (value, owner) in owners {
-            if let Owner::Value(first) = owner {
-                plan.values[value.node][value.output] = plan.values[first.node][first.output];
+            if let Owner::Value(placed) = owner {
+                plan.values[value.node][value.output] = plan.values[placed.node][placed.output];
             }
         }
         plan

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use vit_graph::autodiff::{Finish, finish_gradients};
+use vit_graph::autodiff::{FinishGradient, finish_gradients};
 use vit_graph::ops::{AllReduce, Binary, Op, Reshape, Scale, Slice, SyncedParts};
 use vit_graph::{Graph, GraphError, Inlined, Inlining, Node, Value};
 use vit_models::vit::Vit;
@@ -128,7 +128,7 @@ impl Passes<'_> {
         graph: &mut Graph,
         part: usize,
         logits: &mut Vec<Value>,
-        finish: Finish,
+        finish: FinishGradient,
     ) -> Result<BatchSums, StepError> {
         let accumulate = self.options.accumulate.max(1);
         let (mut sums, mut statistics): (Option<(Value, Vec<Value>)>, _) = (None, Statistics::default());
