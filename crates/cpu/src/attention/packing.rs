@@ -157,11 +157,11 @@ impl Kernel for PackRows<'_> {
         let from = view.first_of(rows, b, first, h, head_dim);
         assert!(packed.len() >= head_dim.next_multiple_of(S::LANES) * rows, "attention: no room for packed rows");
         for (start, vectors) in Panels::of::<S>(head_dim) {
-            let left = start * S::LANES;
-            let panel = packed.as_mut_ptr().wrapping_add(left * rows);
+            let first_column = start * S::LANES;
+            let panel = packed.as_mut_ptr().wrapping_add(first_column * rows);
             for row in 0..rows {
                 for j in 0..vectors {
-                    let column = left + j * S::LANES;
+                    let column = first_column + j * S::LANES;
                     s.prefetch(from.wrapping_add((row + PREFETCH_ROWS) * view.row_stride + column));
                     // SAFETY: reads are of rows below `rows` and columns below `head_dim`, writes inside the panel.
                     unsafe {

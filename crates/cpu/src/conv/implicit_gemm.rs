@@ -29,7 +29,7 @@ struct SegmentBlock {
 /// A convolution with the addressing of its receptive fields.
 pub(crate) struct ImplicitGemm {
     geometry: ConvGeometry,
-    blocks: Vec<SegmentBlock>,
+    k_blocks: Vec<SegmentBlock>,
 }
 
 impl ImplicitGemm {
@@ -42,24 +42,24 @@ impl ImplicitGemm {
             assert!(end <= padded(&geometry)[axis], "conv: receptive fields up to {end} exceed the padded image");
         }
         let kc = kc(geometry.terms());
-        let mut blocks = vec![SegmentBlock { segments: Vec::new(), k_start: 0 }];
+        let mut k_blocks = vec![SegmentBlock { segments: Vec::new(), k_start: 0 }];
         let (mut terms, mut block_terms) = (0, 0);
         for mut segment in segments(&geometry) {
             while segment.len > 0 {
                 if block_terms == kc {
-                    blocks.push(SegmentBlock { segments: Vec::new(), k_start: terms });
+                    k_blocks.push(SegmentBlock { segments: Vec::new(), k_start: terms });
                     block_terms = 0;
                 }
                 let len = segment.len.min(kc - block_terms);
-                if let Some(block) = blocks.last_mut() {
-                    block.segments.push(Segment { offset: segment.offset, len });
+                if let Some(k_block) = k_blocks.last_mut() {
+                    k_block.segments.push(Segment { offset: segment.offset, len });
                 }
                 segment = Segment { offset: segment.offset + len, len: segment.len - len };
                 terms += len;
                 block_terms += len;
             }
         }
-        ImplicitGemm { geometry, blocks }
+        ImplicitGemm { geometry, k_blocks }
     }
 
     /// Elements of workspace that [`ImplicitGemm::run`] needs: the padded images.
@@ -117,7 +117,7 @@ impl ImplicitGemm {
             let block = ConvBlock {
                 image: image.as_ptr(),
                 pixels: &pixels[..rows],
-                blocks: &self.blocks,
+                k_blocks: &self.k_blocks,
                 weight: weight[column * k..].as_ptr(),
                 k,
                 columns,
@@ -188,7 +188,7 @@ struct ConvBlock<'a> {
     image: *const f32,
     /// The offset of each pixel's receptive field.
     pixels: &'a [usize],
-    blocks: &'a [SegmentBlock],
+    k_blocks: &'a [SegmentBlock],
     /// Packed panels of the filters.
     weight: *const f32,
     k: usize,
@@ -219,10 +219,10 @@ impl Kernel for ConvMacrokernel<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let block = self.0;
-        let (m, n, blocks) = (block.pixels.len(), block.columns, block.blocks.len());
+        let (m, n, k_blocks) = (block.pixels.len(), block.columns, block.k_blocks.len());
         let buffer = &mut TileBuffer::zeros();
         let mut body = ConvBody { s, block, buffer, k_block: 0, column: 0, to_c: SumsToC::none() };
-        for_each_tile(m, n, blocks, S::TILE_VECTORS * S::LANES, &mut body);
+        for_each_tile(m, n, k_blocks, S::TILE_VECTORS * S::LANES, &mut body);
     }
 }
 
@@ -248,8 +248,8 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
 
     #[inline(always)]
     fn begin_panel(&mut self, column: usize, columns: usize) {
-        let ConvBlock { blocks, c, ldc, epilogue, pre_activation, .. } = self.block;
-        let last = self.k_block + 1 == blocks.len();
+        let ConvBlock { k_blocks, c, ldc, epilogue, pre_activation, .. } = self.block;
+        let last = self.k_block + 1 == k_blocks.len();
         let (epilogue, pre_activation) = if last {
             let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
             let pre_activation = pre_activation.map(|(x, ld)| (&x[column..], ld));
@@ -264,10 +264,10 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
 
     #[inline(always)]
     fn tiles(&mut self, row: usize) -> usize {
-        let ConvBlock { image, pixels, blocks, weight, k, .. } = self.block;
+        let ConvBlock { image, pixels, k_blocks, weight, k, .. } = self.block;
         let nr = S::TILE_VECTORS * S::LANES;
         let rows = S::TILE_ROWS.min(pixels.len() - row);
-        let SegmentBlock { segments, k_start } = &blocks[self.k_block];
+        let SegmentBlock { segments, k_start } = &k_blocks[self.k_block];
         // SAFETY: the tile is inside the block, for which the caller of `ConvBlock::run` guarantees the memory. Rows
         // after the last repeat it.
         unsafe {

@@ -52,13 +52,13 @@ pub(super) unsafe fn pipelined_tiles<S: Simd>(
 ) {
     // 8 x 3 vectors is the tile of AVX-512, the one instruction set with `OVERLAP`.
     if d_activation.is_null() {
-        with_activation!(activation, f => s.vectorize(Tiles::<_, false, 8, 3> { f, args, d_activation, deferred }));
+        with_activation!(activation, f => s.vectorize(PipelinedTiles::<_, false, 8, 3> { f, args, d_activation, deferred }));
     } else {
-        with_activation!(activation, f => s.vectorize(Tiles::<_, true, 8, 3> { f, args, d_activation, deferred }));
+        with_activation!(activation, f => s.vectorize(PipelinedTiles::<_, true, 8, 3> { f, args, d_activation, deferred }));
     }
 }
 
-struct Tiles<'a, F, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: usize> {
+struct PipelinedTiles<'a, F, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: usize> {
     f: F,
     args: &'a MicroTiles<'a>,
     d_activation: *mut f32,
@@ -66,7 +66,7 @@ struct Tiles<'a, F, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: us
 }
 
 impl<F: ActivationFn, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: usize> Kernel
-    for Tiles<'_, F, DERIVATIVE, ROWS, VECTORS>
+    for PipelinedTiles<'_, F, DERIVATIVE, ROWS, VECTORS>
 {
     type Output = ();
 
@@ -77,7 +77,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool, const ROWS: usize, const VECTORS: 
         if !S::OVERLAP || ROWS != S::TILE_ROWS || VECTORS != S::TILE_VECTORS {
             unreachable!("not the tile of this instruction set");
         }
-        let Tiles { f, args, mut d_activation, deferred } = self;
+        let PipelinedTiles { f, args, mut d_activation, deferred } = self;
         let buffer = deferred.sums.0.as_mut_ptr();
         let mut addend = args.addend;
         let mut c = args.out;
