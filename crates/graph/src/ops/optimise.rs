@@ -37,12 +37,12 @@ impl Operation for GlobalNorm {
     }
 }
 
-/// Elements whose squares are added up before they are added to others.
+/// Elements of a partial sum of squares.
 pub const SQUARES: usize = 1 << 13;
 
-/// Sums of the squares of up to [`SQUARES`] elements of a tensor, or of twice as many followed by a zero: the terms of
-/// [`GlobalNorm`] on the same device. A slice of a tensor that begins at a multiple of `2 * SQUARES` has the terms of its
-/// elements.
+/// Partial sums of the squares of a tensor: those that [`GlobalNorm`] adds on the same device. Each is of [`SQUARES`]
+/// elements; a device that sums twice as many at a time writes 0 as every second one. A slice of a tensor that begins at a
+/// multiple of `2 * SQUARES` has the sums of its elements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SquareSums;
 
