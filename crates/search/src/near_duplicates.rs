@@ -36,7 +36,7 @@ impl DuplicateGroup {
     }
 }
 
-/// Rows in f32, scaled to length 1 and padded with zeros.
+/// Rows in f32, padded with zeros. Integers are without their scale.
 struct RowBlock {
     rows: Range<usize>,
     values: Vec<f32>,
@@ -50,13 +50,16 @@ impl RowBlock {
             let values = &mut values[..dim];
             match segment.elements(row..row + 1) {
                 RowElements::F16(row) => row.convert_to_f32_slice(values),
-                // The scale is left out, since the length becomes 1 below.
                 RowElements::Int8(row, _) => values.iter_mut().zip(row).for_each(|(value, v)| *value = f32::from(*v)),
             }
-            let length = values.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt();
-            values.iter_mut().for_each(|v| *v = (f64::from(*v) / length) as f32);
         }
         RowBlock { rows: first + rows.start..first + rows.end, values }
+    }
+
+    /// One over the length of every row.
+    fn inverse_lengths(&self, dim: usize) -> impl Iterator<Item = f32> {
+        let rows = self.values.chunks_exact(dim.next_multiple_of(PADDING));
+        rows.map(|row| (1.0 / row.iter().map(|v| f64::from(*v).powi(2)).sum::<f64>().sqrt()) as f32)
     }
 }
 
@@ -115,7 +118,9 @@ impl Index {
             let (segment, rows) = blocks[index].clone();
             RowBlock::new(segments[segment], rows, dim, firsts[segment])
         };
-        // Roundings of the sum and of both vectors; pairs closer to the threshold than this are decided in f64.
+        let inverse_lengths: Vec<f32> =
+            (0..blocks.len()).flat_map(|index| block(index).inverse_lengths(dim).collect::<Vec<f32>>()).collect();
+        // Roundings of the sum, of both lengths and of the products with them; pairs closer to the threshold than this are decided in f64.
         let error = (dim + 8) as f64 * UNIT_ROUNDOFF * LONGEST;
         let (possible, certain) = ((threshold - error) as f32, (threshold + error) as f32);
         let verify = |a, b| self.cosine(&segments, &firsts, a, b) >= threshold;
@@ -136,8 +141,14 @@ impl Index {
                     kernels.tile(dim.next_multiple_of(PADDING), &a.values, &b.values, &mut scores);
                     pairs.clear();
                     for (row, scores) in a.rows.clone().zip(scores.chunks_exact(b.rows.len())) {
-                        let similar = b.rows.clone().zip(scores).filter(|(_, score)| **score >= possible);
-                        pairs.extend(similar.filter(|(other, _)| *other > row).map(|(other, &s)| (row, other, s)));
+                        let scale = inverse_lengths[row];
+                        for ((other, score), length) in b.rows.clone().zip(scores).zip(&inverse_lengths[b.rows.clone()])
+                        {
+                            let cosine = score * (scale * length);
+                            if cosine >= possible && other > row {
+                                pairs.push((row, other, cosine));
+                            }
+                        }
                     }
                     if !pairs.is_empty() {
                         sets.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).join(&pairs, certain, verify);
