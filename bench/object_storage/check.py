@@ -112,6 +112,9 @@ class GoogleProxy(Proxy):
 
 
 class Server(ThreadingHTTPServer):
+    # The client opens 64 connections at once; with Python's default of 5, some of them wait for a retransmission.
+    request_queue_size = 256
+
     def handle_error(self, *_):
         """Clients that are killed leave broken connections."""
 
