@@ -218,6 +218,33 @@ fn every_variant_survives_being_written_and_read() {
 }
 
 #[test]
+fn options_that_no_named_model_has_survive_being_written_and_read() {
+    let small = serde_json::json!({ "img_size": 32, "patch_size": 8, "embed_dim": 40, "depth": 1, "num_heads": 2 });
+    let timm = |class: &str, more: serde_json::Value| {
+        let mut args = small.clone();
+        args.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        serde_json::json!({ "class": class, "args": args })
+    };
+    for json in [
+        timm("timm.models.beit.Beit", serde_json::json!({ "swiglu_mlp": true })),
+        // The hidden layer of the pooling is not aligned.
+        timm(
+            "timm.models.eva.Eva",
+            serde_json::json!({ "swiglu_mlp": true, "swiglu_align_to": 8, "mlp_ratio": 2.7, "global_pool": "map" }),
+        ),
+        serde_json::json!({ "model_type": "dinov3_vit", "hidden_act": "silu", "mlp_bias": false, "proj_bias": false }),
+        serde_json::json!({ "model_type": "data2vec-vision", "hidden_act": "relu", "drop_path_rate": 0.0 }),
+        serde_json::json!({ "model_type": "convnext", "patch_size": 2 }),
+        serde_json::json!({ "model_type": "convnextv2", "patch_size": 8 }),
+    ] {
+        let written = config::parse(&json, None).unwrap_or_else(|what| panic!("{json}: {what}"));
+        written.architecture.build(1, Mode::Inference).unwrap_or_else(|what| panic!("{json}: {what}"));
+        let read = config::parse(&config::timm_config(&written), None).unwrap_or_else(|what| panic!("{json}: {what}"));
+        assert_eq!(read.architecture, written.architecture, "{json}");
+    }
+}
+
+#[test]
 fn other_depths_of_a_named_swin_changed_its_windows() {
     let json = serde_json::json!({ "architecture": "swin_s3_tiny_224", "model_args": { "depths": [1, 2, 2, 1] } });
     let read = config::parse(&json, None).unwrap();

@@ -355,6 +355,8 @@ fn classes_of_layers(vit: &Vit) -> Map<String, Value> {
         set("norm_layer", norm);
     }
     match vit.gate {
+        // Beit's argument is `swiglu_mlp`.
+        _ if vit.lineage != Lineage::VisionTransformer => {}
         Gate::None => {}
         Gate::Packed => drop(set("mlp_layer", json!("SwiGLUPacked"))),
         Gate::Separate => drop(set("mlp_layer", json!("SwiGLU"))),
