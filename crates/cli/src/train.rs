@@ -1,6 +1,7 @@
 //! `vit train` and `vit finetune`: from a dataset to a trained model.
 
 mod machine;
+mod pairs;
 mod processes;
 mod resume;
 mod run;
@@ -65,6 +66,9 @@ Examples:
   vit finetune vit_base --data flowers --image-size 384
   vit finetune vit_base --data flowers --freeze backbone
   vit finetune runs/photos-1 --data more_photos
+  vit finetune clip --pairs --data captioned.tar --out clip-mine
+  vit finetune clip --pairs --data photos --template 'a photo of a {}' \\
+               --freeze image --out clip-mine
 
 The head is replaced by one for the new classes, starting from zero; position
 embeddings are resampled for another --image-size. Changes are reported before
@@ -73,9 +77,16 @@ pub struct FinetuneArguments {
     #[command(flatten)]
     model: ModelArgument,
     /// Freeze parameters: `backbone` for all but the head, or the number of first
-    /// blocks
+    /// blocks; with --pairs `image` for the image tower (LiT)
     #[arg(long, value_name = "WHAT")]
     freeze: Option<String>,
+    /// Train an image-text model (CLIP, SigLIP) on pairs of image and text: labels
+    /// are captions, or words for --template
+    #[arg(long)]
+    pairs: bool,
+    /// A sentence with {} for the label, as in 'a photo of a {}'
+    #[arg(long, value_name = "TEXT", requires = "pairs")]
+    template: Option<String>,
     #[command(flatten)]
     common: TrainingArguments,
 }
@@ -155,9 +166,17 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 }
 
 pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
-    let FinetuneArguments { model, freeze, common } = arguments;
+    let FinetuneArguments { model, freeze, pairs, template, common } = arguments;
     let checkpoint = model.path();
     checkpoints::exists(&checkpoint)?;
+    if pairs {
+        let frozen_image = match freeze.as_deref() {
+            None => false,
+            Some("image") => true,
+            Some(other) => bail!("--freeze {other}: with --pairs it should be `image`, for the image tower"),
+        };
+        return pairs::run(&checkpoint, frozen_image, template.as_deref(), &common);
+    }
     let freeze = freeze.map(|what| frozen(&what)).transpose()?;
     let recipe = common.recipe("finetune", freeze.as_slice())?;
     let checkpoint = absolute(&checkpoints::folder_of_config(&checkpoint))?;

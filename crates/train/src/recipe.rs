@@ -283,7 +283,7 @@ pub struct AverageSettings {
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 15] = [
+const NAMED: [(&str, &str); 16] = [
     ("small", include_str!("../recipes/small.toml")),
     ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
@@ -299,6 +299,7 @@ const NAMED: [(&str, &str); 15] = [
     ("mae", include_str!("../recipes/mae.toml")),
     ("dino", include_str!("../recipes/dino.toml")),
     ("mae-finetune", include_str!("../recipes/mae-finetune.toml")),
+    ("clip", include_str!("../recipes/clip.toml")),
 ];
 
 impl Recipe {

@@ -5,6 +5,7 @@ pub(crate) mod finite;
 pub(crate) mod groups;
 pub(crate) mod objective;
 pub(crate) mod optimiser;
+pub(crate) mod pairs;
 mod part_sums;
 mod passes;
 pub(crate) mod schedule;

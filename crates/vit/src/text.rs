@@ -27,7 +27,7 @@ pub fn imagenet_templates() -> Vec<&'static str> {
 }
 
 /// The tokeniser of a model with a text tower: its own, or CLIP's where it has none and the vocabulary is as large.
-pub(crate) fn tokeniser_of(checkpoint: &Checkpoint) -> Result<Tokeniser, Error> {
+pub fn tokeniser_of(checkpoint: &Checkpoint) -> Result<Tokeniser, Error> {
     let clip = checkpoint.image_text().ok_or(Error::NoTextTower)?;
     let TextTower { context, vocabulary, .. } = clip.text;
     match &checkpoint.tokenizer {

@@ -211,6 +211,73 @@ fn image_text_models_are_saved_with_their_tokeniser() {
     }
 }
 
+/// Bright images are cats, dark ones dogs.
+#[cfg(feature = "train")]
+struct Shades(Vec<String>);
+
+#[cfg(feature = "train")]
+impl vit::data::Samples for Shades {
+    fn len(&self) -> usize {
+        16
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.0
+    }
+
+    fn labels(&self, index: usize) -> &[u32] {
+        [&[0][..], &[1]][index % 2]
+    }
+
+    fn name(&self, index: usize) -> String {
+        index.to_string()
+    }
+
+    fn image(&self, index: usize) -> Result<Image, vit::data::ImageError> {
+        let shade = if index % 2 == 0 { 200 } else { 20 } + index as u8;
+        Ok(Image::from_rgb(32, 32, vec![shade; 3 * 32 * 32]).unwrap())
+    }
+}
+
+#[cfg(feature = "train")]
+#[test]
+fn pairs_train_both_towers_or_the_text_tower_alone() {
+    use std::ops::ControlFlow;
+    use vit_train::{PairTraining, Recipe, train_pairs};
+
+    let samples: std::sync::Arc<dyn vit::data::Samples> = std::sync::Arc::new(Shades(vec!["cat".into(), "dog".into()]));
+    for (case, frozen_image) in [("hf_clip", false), ("hf_clip", true), ("hf_siglip", false)] {
+        let mut recipe = Recipe::named("clip").unwrap();
+        for setting in ["batch=8", "length=40 steps", "schedule.rate=3e-3", "data.crop=centre"] {
+            recipe.set(setting).unwrap();
+        }
+        let before = open(case);
+        let mut checkpoint = before.clone();
+        let tokeniser = vit::text::tokeniser_of(&checkpoint).unwrap();
+        let device = DeviceOptions::new().threads(2).open().unwrap();
+        let training = PairTraining { recipe: &recipe, frozen_image, template: Some("a {}") };
+        let mut losses = Vec::new();
+        train_pairs(&mut checkpoint, &samples, &tokeniser, device.as_ref(), &training, &mut |now| {
+            losses.push(now.loss);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        assert_eq!(losses.len(), 40);
+        assert!(losses[39] < losses[0], "{case}: {} to {}", losses[0], losses[39]);
+        let changed = |name: &str| checkpoint.weights.tensors[name] != before.weights.tensors[name];
+        assert!(changed("text.blocks.0.attn.qkv.weight") && changed("logit_scale"), "{case}");
+        assert_eq!(changed("blocks.0.attn.qkv.weight"), !frozen_image, "{case}");
+        let labels = ["cat".to_string(), "dog".to_string()];
+        let options = ModelOptions::new();
+        let classifier = zero_shot(checkpoint, &labels, &["a {}".to_string()], false, &options).unwrap();
+        let mut model = Model::new(classifier, device.as_ref(), &options).unwrap();
+        for index in 0..2 {
+            let best = model.classify(&samples.image(index).unwrap()).unwrap().remove(0);
+            assert_eq!(best.class, index, "{case}, frozen image tower: {frozen_image}");
+        }
+    }
+}
+
 /// The head of an image tower is the projection, which a classifier replaces.
 #[test]
 fn the_image_tower_alone_is_a_vision_transformer() {

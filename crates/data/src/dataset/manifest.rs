@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use vit_storage::is_url;
 
 const PATH: [&str; 7] = ["path", "file", "filename", "file_name", "filepath", "image", "image_path"];
-const LABEL: [&str; 6] = ["label", "labels", "class", "classes", "target", "targets"];
+const LABEL: [&str; 8] = ["label", "labels", "class", "classes", "target", "targets", "caption", "text"];
 const SPLIT: [&str; 3] = ["split", "subset", "set"];
 
 const ENDINGS: [&str; 4] = ["csv", "tsv", "jsonl", "ndjson"];

@@ -32,7 +32,7 @@ use vit_storage::WindowedFile;
 const ROWS: usize = 32;
 
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
-const LABELS: [&str; 7] = ["label", "labels", "fine_label", "class", "target", "cls", "targets"];
+const LABELS: [&str; 9] = ["label", "labels", "fine_label", "class", "target", "cls", "targets", "caption", "text"];
 
 pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
