@@ -10,6 +10,7 @@ pub(super) fn table(t: &mut Table) {
     t.two("slice, pad, concat", slice_pad_concat);
     t.two("gather", gather);
     t.two("sum, mean, broadcast, reshape", reduce_broadcast);
+    t.two("gather, wide rows", gather_wide);
 }
 
 fn permute(c: &mut CaseBuilder) -> Outputs {
@@ -30,6 +31,16 @@ fn slice_pad_concat(c: &mut CaseBuilder) -> Outputs {
 
 fn gather(c: &mut CaseBuilder) -> Outputs {
     let (rows, inner, count) = (c.rng.extent(), c.rng.extent(), c.rng.wide());
+    gathered(c, rows, inner, count)
+}
+
+/// As from a vocabulary: more indices than a block has threads, some rows often and some never.
+fn gather_wide(c: &mut CaseBuilder) -> Outputs {
+    let (rows, inner) = (c.rng.pick(&[3, 40]), c.rng.pick(&[128, 300]));
+    gathered(c, rows, inner, 290)
+}
+
+fn gathered(c: &mut CaseBuilder, rows: usize, inner: usize, count: usize) -> Outputs {
     let indices = (0..count).map(|_| (c.rng.word() as usize % rows) as i32).collect();
     let indices = c.seed.constant(Constant::i32([count], indices));
     differentiable([c.float([rows, inner]).gather(&indices)])

@@ -23,3 +23,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sum = block_sum<THREADS>(sum);
     if (threadIdx.x == 0) dtable[(u64)row * inner + column] = from_float<Y>(sum);
 }
+
+// One block per row of the table and 256 columns: its threads search all indices for the row, 256 at a time, and add the rows
+// of dy that were found in the order of the indices.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    gather_rows_grad(const X* dy, const int* indices, Y* dtable, u32 inner, u32 indices_count) {
+    __shared__ u32 matches[THREADS];
+    __shared__ u32 warp_counts[THREADS / 32];
+    const u32 row = blockIdx.x, column = blockIdx.y * THREADS + threadIdx.x;
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float sum = 0.0f;
+    for (u32 start = 0; start < indices_count; start += THREADS) {
+        const u32 i = start + threadIdx.x;
+        const bool found = i < indices_count && indices[i] == (int)row;
+        if (!__syncthreads_or(found)) continue;
+        const u32 of_warp = __ballot_sync(0xffffffffu, found);
+        if (lane == 0) warp_counts[warp] = __popc(of_warp);
+        __syncthreads();
+        u32 before = 0, count = 0;
+        for (u32 w = 0; w < THREADS / 32; w++) {
+            before += w < warp ? warp_counts[w] : 0;
+            count += warp_counts[w];
+        }
+        if (found) matches[before + __popc(of_warp & ((1u << lane) - 1))] = i;
+        __syncthreads();
+        if (column < inner)
+            for (u32 match = 0; match < count; match++) sum += to_float(dy[(u64)matches[match] * inner + column]);
+        // The next indices overwrite the matches.
+        __syncthreads();
+    }
+    if (column < inner) dtable[(u64)row * inner + column] = from_float<Y>(sum);
+}

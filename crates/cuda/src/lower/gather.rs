@@ -4,6 +4,9 @@ use super::{Emitter, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::KernelArguments;
 
+/// The width from which a block computes a whole row of the table's gradient.
+const WIDE: usize = 128;
+
 pub(super) fn gather(e: &mut Emitter) {
     let (table, indices, y) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, inner) = (table.shape[0], table.shape[1..].iter().product::<usize>());
@@ -22,7 +25,13 @@ pub(super) fn gather_grad(e: &mut Emitter) {
         .pointers(&[dy.address, indices.address, dtable.address])
         .u32(inner)
         .u32(indices.shape.elements());
-    if rows * inner > 0 {
+    if rows * inner == 0 {
+        return;
+    }
+    // Tables of biases are narrow, and most of their rows are read often; those of a vocabulary are wide and sparsely read.
+    if inner >= WIDE {
+        e.kernel(variant, "gather_rows_grad", [rows, inner.div_ceil(THREADS), 1], THREADS, 0, arguments);
+    } else {
         // A block computes one element of the table.
         e.kernel(variant, "gather_grad", [rows * inner, 1, 1], THREADS, 0, arguments);
     }
