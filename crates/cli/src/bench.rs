@@ -31,7 +31,13 @@ pub struct Arguments {
 #[derive(Subcommand)]
 enum Benchmark {
     /// Time the forward pass
-    Infer(ModelArguments),
+    Infer {
+        #[command(flatten)]
+        model: ModelArguments,
+        /// Of the text tower of an image-text model, on --batch texts
+        #[arg(long)]
+        text: bool,
+    },
     /// Time a training step: forward, backward, AdamW
     Train {
         #[command(flatten)]
@@ -138,6 +144,7 @@ impl ModelArguments {
             time: seconds(self.seconds),
             recompute: false,
             nccl: false,
+            text: false,
         }
     }
 }
@@ -148,7 +155,7 @@ fn seconds(seconds: f64) -> Duration {
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.benchmark {
-        Benchmark::Infer(model) => whole(&model, bench::infer(&model.options())?),
+        Benchmark::Infer { model, text } => whole(&model, bench::infer(&BenchOptions { text, ..model.options() })?),
         Benchmark::Train { model, recompute, nccl } => {
             whole(&model, bench::train(&BenchOptions { recompute, nccl, ..model.options() })?)
         }

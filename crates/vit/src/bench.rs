@@ -41,6 +41,8 @@ pub struct BenchOptions {
     pub recompute: bool,
     /// In training on a GPU, pass gradients through NCCL, as its only rank.
     pub nccl: bool,
+    /// In inference, measure the text tower of an image-text model, on as many texts.
+    pub text: bool,
 }
 
 impl BenchOptions {

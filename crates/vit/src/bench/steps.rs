@@ -6,6 +6,7 @@ use vit_graph::device::{Elements, Executable, Initial};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError, Init};
 use vit_models::Mode;
+use vit_models::clip::{Clip, PairExtents};
 use vit_system::host::{self, FreeMemory, MemoryLimit};
 use vit_train::{StepOptions, TrainingStep};
 
@@ -64,8 +65,17 @@ pub(super) fn training_graph(options: &BenchOptions) -> Result<Graph, Error> {
 
 pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {
     let architecture = options.architecture()?;
-    let mut graph = architecture.build(options.batch, Mode::Inference)?;
-    let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
+    let (mut graph, wanted) = match options.text {
+        true => {
+            let clip: &Clip = architecture.downcast_ref().ok_or(Error::NoTextTower)?;
+            let extents = PairExtents { images: 1, texts: options.batch, masked: false };
+            (clip.build_pairs(extents, Mode::Inference)?, "text_features")
+        }
+        false => {
+            let wanted = if architecture.classes() > 0 { "logits" } else { "features" };
+            (architecture.build(options.batch, Mode::Inference)?, wanted)
+        }
+    };
     graph.retain_outputs(|name| name == wanted);
     Ok(quantised(eliminate_dead_code(&graph)?, options.device.precision)?)
 }
@@ -135,6 +145,7 @@ pub(super) fn fill_inputs(graph: &Graph, executable: &mut dyn Executable) -> Res
         let count = input.ty.shape.elements();
         match input.name.as_str() {
             "seed" => executable.write("seed", Elements::I32(&[0; 4]))?,
+            "ids" | "ends" => executable.write(&input.name, Elements::I32(&(0..count as i32).collect::<Vec<_>>()))?,
             "rate" => executable.write("rate", Elements::F32(&[1e-4]))?,
             "step" => executable.write("step", Elements::F32(&[1.0]))?,
             "targets" => {
