@@ -23,8 +23,9 @@ Examples:
   vit classify examples/images
   vit classify 'examples/*/*.jpg' --top 1 --format csv
   find examples -name '*.jpg' | vit classify - --json
-  vit classify photos --model clip --labels 'a cat, a dog' \\
-    --template 'a photo of {}'
+
+An image-text model (CLIP, SigLIP) chooses among labels in words:
+  vit classify photos -m clip --labels 'a cat, a dog' --template 'a photo of {}'
 
 A model that was trained on images with several labels gives each class its own
 probability, and the classes above --threshold are shown. If there are none, the

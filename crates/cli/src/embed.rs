@@ -25,11 +25,11 @@ Examples:
   vit embed examples/images --out vectors.npy
   vit embed examples/images --normalise -o v.parquet
   vit embed examples/images --pool mean -o v.safetensors
-  vit embed photos --model clip --text 'a dog' --normalise -o v.npy
 
 Beside vectors.npy, vectors.files.txt names the image of each row; the other
-formats hold the names. EmbeddingRows of texts follow those of images, under the text. An image that cannot be read is reported and has no
-row; the exit status is then 1.")]
+formats hold the names. Texts (--text, by CLIP or SigLIP) have rows after those
+of the images, under the text. An image that cannot be read is reported and has
+no row; the exit status is then 1.")]
 pub struct Arguments {
     /// Images, folders of images, or patterns like 'photos/*.jpg'; `-` reads
     /// one image, or a list of paths, from standard input

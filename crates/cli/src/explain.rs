@@ -27,13 +27,15 @@ Examples:
   vit explain examples/images --out maps
   vit explain examples/images/dog.jpg --class cat --class dog -o pets
   vit explain examples/images --layer 3 --head 1 -o head
-  vit explain dog.jpg --model clip --text 'a dog' -o dog
 
 One image becomes NAME.png (the image, its maps, their scales),
 NAME.overlay.png (side by side at its own resolution), NAME.npy (the raw maps,
 [maps, rows, columns]) and NAME.json (what they are about and which part of the
 image they cover). Several become one page, index.html, which needs no
-network, with maps.npy and maps.json.")]
+network, with maps.npy and maps.json.
+
+An image-text model (CLIP, SigLIP) shows where in the image a text is:
+  vit explain dog.jpg --model clip --text 'a dog' --out dog")]
 pub struct Arguments {
     #[command(flatten)]
     images: ImageArguments,
