@@ -11,7 +11,7 @@ pub use self_distillation::SelfDistillation;
 use serde_json::{Map, Value, json};
 use vit_graph::{DType, Tensor};
 
-use super::{FinalNorm, Vit};
+use super::{FinalNorm, Pooling, Vit};
 use crate::config::Arguments;
 use crate::layers::{Building, Forward};
 
@@ -88,6 +88,10 @@ pub(super) fn contradiction(vit: &Vit) -> Option<String> {
     let kind = pretraining.kind();
     if vit.backbone.is_some() || vit.distillation_token {
         return Some(format!("{kind} needs patches of the image, and no distillation token"));
+    }
+    let masked = !matches!(pretraining, Pretraining::SelfDistillation(_));
+    if masked && (vit.pooling == Pooling::Map || vit.pre_logits.is_some()) {
+        return Some(format!("{kind} does not train attention pooling or a hidden layer of the head"));
     }
     let ([height, width], [high, wide]) = (vit.image_size, vit.patch_size);
     if !height.is_multiple_of(high) || !width.is_multiple_of(wide) {
