@@ -232,6 +232,12 @@ fn options_that_no_named_model_has_survive_being_written_and_read() {
             "timm.models.eva.Eva",
             serde_json::json!({ "swiglu_mlp": true, "swiglu_align_to": 8, "mlp_ratio": 2.7, "global_pool": "map" }),
         ),
+        // Named models with such layers have another epsilon.
+        timm(
+            "timm.models.vision_transformer.VisionTransformer",
+            serde_json::json!({ "norm_layer": { "RmsNorm": { "eps": 1e-6 } }, "embed_norm_layer": { "RmsNorm": { "eps": 1e-6 } },
+                "mlp_layer": "SwiGLU", "act_layer": "silu", "mlp_ratio": 2.0 }),
+        ),
         serde_json::json!({ "model_type": "dinov3_vit", "hidden_act": "silu", "mlp_bias": false, "proj_bias": false }),
         serde_json::json!({ "model_type": "data2vec-vision", "hidden_act": "relu", "drop_path_rate": 0.0 }),
         serde_json::json!({ "model_type": "convnext", "patch_size": 2 }),

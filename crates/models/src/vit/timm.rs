@@ -182,12 +182,18 @@ impl Configured for Vit {
     }
 
     fn timm(&self) -> TimmForm {
+        let base = base(self);
+        let mut extra = extra(self);
+        // The epsilon is not among the arguments: the model that timm changes into this one has another.
+        if base.as_ref().is_ok_and(|(name, _)| published_epsilon(name) != Some(self.norm_epsilon)) {
+            extra.insert("norm_epsilon".into(), json!(short(self.norm_epsilon)));
+        }
         TimmForm {
             beside_name: arguments(self, self),
-            base: base(self).map(|(name, base)| (name, arguments(self, &base))),
+            base: base.map(|(name, base)| (name, arguments(self, &base))),
             fixed_image_size: true,
             keys: object(json!({ "num_features": self.dim, "global_pool": pooling(self) })),
-            extra: extra(self),
+            extra,
         }
     }
 
@@ -458,6 +464,10 @@ fn base(vit: &Vit) -> Result<(String, Vit), String> {
             .map(|name| (name, Vit::default()))
             .ok_or_else(|| "timm has no such convolutional stages before the encoder".into()),
     }
+}
+
+fn published_epsilon(name: &str) -> Option<f32> {
+    variants::variant(name)?.architecture.downcast_ref().map(|vit: &Vit| vit.norm_epsilon)
 }
 
 /// A published model whose layers are of the same classes, which are not among the arguments that timm reads from a file;
