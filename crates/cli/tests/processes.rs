@@ -30,8 +30,12 @@ impl Scene {
 
     /// The arguments of a run with all features that have state or randomness.
     fn train(&self, out: &str, steps: u32, more: &[&str]) -> Vec<String> {
+        self.train_model("P/4@12", out, steps, more)
+    }
+
+    fn train_model(&self, model: &str, out: &str, steps: u32, more: &[&str]) -> Vec<String> {
         let (data, out) = (self.path("photos").display().to_string(), self.path(out).display().to_string());
-        let fixed = ["train", "--model", "P/4@12", "--batch", "16", "--device", "cpu", "--threads", "1"];
+        let fixed = ["train", "--model", model, "--batch", "16", "--device", "cpu", "--threads", "1"];
         let length = format!("length={steps} steps");
         let settings = [
             length.as_str(),
@@ -86,6 +90,18 @@ fn one_two_and_four_processes_write_the_same_bytes() {
     assert!(scene.result("four") == one);
     // Rank 0 alone writes and reports.
     assert_eq!(two.err.matches("done in").count(), 1, "{}", two.err);
+}
+
+#[test]
+fn processes_that_divide_the_state_write_the_same_bytes() {
+    let scene = Scene::new();
+    // Tensors of a Ti are large enough to be divided.
+    let train = |out, more: &[&str]| vit(scene.train_model("Ti/4@12", out, 2, more));
+    train("one", &["--set", "parts=8"]).code(0);
+    for shard in ["optimiser", "all"] {
+        train(shard, &["--processes", "2", "--shard", shard]).code(0);
+        assert!(scene.result(shard) == scene.result("one"), "{shard}");
+    }
 }
 
 #[test]

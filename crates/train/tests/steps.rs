@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use vit_cpu::Cpu;
 use vit_data::loader::BatchParts;
-use vit_graph::device::{Device, Elements, Executable};
+use vit_graph::device::{Device, Elements, Executable, Memory};
 use vit_graph::ops::Operation;
 use vit_graph::ops::{Op, Parameter};
 use vit_graph::{Graph, Init, Phase};
@@ -13,8 +13,8 @@ use vit_models::Architecture;
 use vit_models::resnet::{ResNet, ResNetBlock};
 use vit_models::vit::Vit;
 use vit_train::{
-    Average, Distillation, Freeze, Loss, Objective, Optimiser, OptimiserMethod, StepError, StepOptions, StepParameters,
-    TrainingStep, first_non_finite,
+    Average, Distillation, Freeze, Loss, Objective, Optimiser, OptimiserMethod, Sharding, StepError, StepOptions,
+    StepParameters, TrainingStep, first_non_finite,
 };
 
 const BATCH: usize = 6;
@@ -333,6 +333,25 @@ fn batch_norms_of_all_parts_give_the_gradient_and_the_statistics_of_the_whole_ba
         }
     }
     assert_eq!(run(2, false).state(), run(2, true).state());
+}
+
+#[test]
+fn divided_state_takes_less_memory() {
+    let model: Architecture = Vit { dim: 256, mlp_dim: 1024, depth: 8, heads: 4, ..model() }.into();
+    let planned = |sharding: Option<Sharding>| {
+        let parts = BatchParts::of_process(2, 0, 2);
+        let options = StepOptions { parts, exchange: true, sharding, ..StepOptions::default() };
+        let step = TrainingStep::new(&model, 2, options).unwrap();
+        Cpu::new(Some(1)).plan(&step.graph).unwrap()
+    };
+    let sharding = |parameters| Some(Sharding { parameters, rank: 0, processes: 2 });
+    let [whole, optimiser, all] = [None, sharding(false), sharding(true)].map(planned);
+    let parameters = whole.stored_bytes as f64 / 3.0;
+    let stored = |memory: Memory| memory.stored_bytes as f64 / parameters;
+    // AdamW has two state tensors per parameter.
+    assert!((stored(optimiser) - 2.0).abs() < 0.05 && (stored(all) - 1.5).abs() < 0.05, "{optimiser:?}, {all:?}");
+    // Gradients, too, and whole parameters for a short time only.
+    assert!(all.arena_bytes < whole.arena_bytes, "{all:?}, {whole:?}");
 }
 
 #[test]
