@@ -198,7 +198,7 @@ fn misfits_name_the_class_of_blocks_and_attention_and_the_stages_of_a_hybrid() {
             "misfit_stages",
             r#"{"backbone": {"layers": [1, 1], "channels": [128, 512], "stem_chs": 32, "preact": false, "stem_type": "same",
                 "conv_layer": {"StdConv2dSame": {"eps": 1e-8}}, "norm_layer": {"GroupNormAct": {"num_groups": 32}}}}"#,
-            r#"patch_embed.backbone.stages.1.blocks.0.conv3.weight: [256, 64, 1, 1] in the weights, [512, 128, 1, 1] in the model (from `backbone` {"channels":[128,512],"layers":[1,1],"stem_chs":32,"stem_type":"same"})"#,
+            r#"patch_embed.backbone.stages.1.blocks.0.conv3.weight: [256, 64, 1, 1] in the weights, [512, 128, 1, 1] in the model (from `backbone` of layers [1,1], channels [128,512], stem_chs 32, stem_type "same")"#,
         ),
     ] {
         let message = unmatched(case, name, json(changes));

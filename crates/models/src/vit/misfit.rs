@@ -1,7 +1,5 @@
 //! Which options decide whether a parameter exists and what shape it has, for the messages about files that do not fit.
 
-use serde_json::Value;
-
 use super::timm::{block_class, pooling};
 use super::{
     Backbone, BiasSharing, BlockKind, FinalNorm, Lineage, Positions, PositionsOn, QkvBias, RelativeBiasKind, Vit,
@@ -187,9 +185,9 @@ impl Vit {
     fn backbone_option(&self) -> NamedOption {
         const SHAPES: [&str; 6] = ["layers", "channels", "stem_chs", "stem_width", "stem_type", "block"];
         let described = self.backbone.as_deref().map(Backbone::described).unwrap_or_default();
-        let shapes = described.into_iter().filter(|(name, value)| SHAPES.contains(&name.as_str()) && !value.is_null());
-        let shapes: serde_json::Map<String, Value> = shapes.collect();
-        ("backbone", if shapes.is_empty() { "none".into() } else { Value::Object(shapes).to_string() })
+        let value = |name: &&str| described.get(*name).filter(|value| !value.is_null());
+        let shapes: Vec<String> = SHAPES.iter().filter_map(|name| Some(format!("{name} {}", value(name)?))).collect();
+        ("backbone", if shapes.is_empty() { "none".into() } else { format!("of {}", shapes.join(", ")) })
     }
 
     /// The options behind relative position biases.

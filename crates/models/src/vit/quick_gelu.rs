@@ -36,12 +36,16 @@ pub(crate) fn configure(config: &mut Config, source: &Path) -> Vec<String> {
     let Some(vit) = config.architecture.downcast_mut::<Vit>().filter(|vit| is_clip(vit)) else { return Vec::new() };
     let (activation, mut line) = by_name(source);
     vit.activation = activation;
-    if let (Activation::Gelu, Some(name)) = (activation, &config.name) {
-        line += &format!(
+    line += &match (activation, &config.name) {
+        (Activation::Gelu, Some(name)) => format!(
             "; a config.json beside the weights with {{\"architecture\": \"{name}\", \"model_args\": {{\"act_layer\": \
              \"quick_gelu\"}}}} chooses the other"
-        );
-    }
+        ),
+        (Activation::Gelu, None) => {
+            "; a config.json beside the weights with \"act_layer\": \"quick_gelu\" among its arguments chooses the other".into()
+        }
+        _ => String::new(),
+    };
     // As OpenAI's and OpenCLIP's transforms.
     let size = config.preprocessing.image_size;
     config.preprocessing =
