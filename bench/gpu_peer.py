@@ -1,6 +1,6 @@
 """PyTorch's compiler on the work of `bench/gpu`: a plain ViT, or a model of torchvision or timm, in bf16 autocast with fused AdamW, medians of 30 by events.
 
-Arguments are jobs such as train:B:256, infer:L:256 or train:resnet50:256; prints one line each.
+Arguments are jobs such as train:B:256, mae:B:256, infer:L:256 or train:resnet50:256; prints one line each.
 """
 import sys
 import time
@@ -50,12 +50,48 @@ class ViT(nn.Module):
         return self.head(self.norm(self.blocks(x))[:, 0])
 
 
+class MaskedAutoencoder(nn.Module):
+    """He et al., 2022: the encoder sees a quarter of the patches; a decoder of 8 blocks of width 512 predicts the normalised
+    pixels of the others. Returns the loss, and takes no labels."""
+
+    def __init__(self, dim, depth, heads):
+        super().__init__()
+        self.patches = nn.Conv2d(3, dim, 16, 16)
+        self.token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.register_buffer("positions", torch.randn(1, 197, dim) * 0.02)
+        self.blocks, self.norm = nn.Sequential(*[Block(dim, heads) for _ in range(depth)]), nn.LayerNorm(dim, eps=1e-6)
+        self.embed, self.mask_token = nn.Linear(dim, 512), nn.Parameter(torch.zeros(1, 1, 512))
+        self.register_buffer("decoder_positions", torch.randn(1, 197, 512) * 0.02)
+        self.decoder, self.decoder_norm = nn.Sequential(*[Block(512, 16) for _ in range(8)]), nn.LayerNorm(512, eps=1e-6)
+        self.pixels = nn.Linear(512, 16 * 16 * 3)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2) + self.positions[:, 1:]
+        b, n, d = x.shape
+        order = torch.rand(b, n, device=x.device).argsort(1)
+        places, kept = order.argsort(1), order[:, : n // 4]
+        x = torch.gather(x, 1, kept[..., None].expand(-1, -1, d))
+        x = torch.cat([(self.token + self.positions[:, :1]).expand(b, -1, -1), x], 1)
+        x = self.embed(self.norm(self.blocks(x)))
+        y = torch.cat([x[:, 1:], self.mask_token.expand(b, n - n // 4, -1)], 1)
+        y = torch.gather(y, 1, places[..., None].expand(-1, -1, 512))
+        y = self.decoder(torch.cat([x[:, :1], y], 1) + self.decoder_positions)
+        y = self.pixels(self.decoder_norm(y))[:, 1:]
+        target = images.reshape(b, 3, 14, 16, 14, 16).permute(0, 2, 4, 3, 5, 1).reshape(b, n, -1)
+        variance, mean = torch.var_mean(target, -1, keepdim=True)
+        losses = ((y - (target - mean) / (variance + 1e-6).sqrt()) ** 2).mean(-1)
+        masked = (places >= n // 4).float()
+        return (losses * masked).sum() / masked.sum()
+
+
 SIZES = {"Ti": (192, 12, 3), "B": (768, 12, 12), "L": (1024, 24, 16)}
 
 
-def network(size):
+def network(kind, size):
     """A ViT by size, or a model of torchvision or timm by name; the side of its images and their memory format, in which
     PyTorch runs torchvision's models fastest."""
+    if size in SIZES and kind == "mae":
+        return MaskedAutoencoder(*SIZES[size]).cuda(), 224, torch.contiguous_format
     if size in SIZES:
         return ViT(*SIZES[size]).cuda(), 224, torch.contiguous_format
     import torchvision
@@ -87,9 +123,9 @@ for job in sys.argv[1:]:
     kind, size, batch = job.split(":")
     began = time.time()
     torch._dynamo.reset()
-    net, side, layout = network(size)
+    net, side, layout = network(kind, size)
     images = torch.randn(int(batch), 3, side, side, device="cuda").contiguous(memory_format=layout)
-    if kind == "train":
+    if kind != "infer":
         labels = torch.randint(0, 1000, (int(batch),), device="cuda")
         optimiser = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=0.05, fused=True)
         compiled = torch.compile(net)
@@ -97,7 +133,8 @@ for job in sys.argv[1:]:
         def step():
             optimiser.zero_grad(set_to_none=True)
             with torch.autocast("cuda", torch.bfloat16):
-                loss = F.cross_entropy(compiled(images), labels)
+                y = compiled(images)
+                loss = y if kind == "mae" else F.cross_entropy(y, labels)
             loss.backward()
             optimiser.step()
 

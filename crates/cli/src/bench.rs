@@ -48,6 +48,9 @@ enum Benchmark {
         /// Pass gradients through NCCL, as its only rank: what that costs
         #[arg(long)]
         nccl: bool,
+        /// The step of a recipe, such as mae, instead of one of a classifier with AdamW
+        #[arg(long, value_name = "NAME")]
+        recipe: Option<String>,
     },
     /// Time every operation of a model
     Ops {
@@ -144,6 +147,7 @@ impl ModelArguments {
             time: seconds(self.seconds),
             recompute: false,
             nccl: false,
+            recipe: None,
             text: false,
         }
     }
@@ -156,8 +160,8 @@ fn seconds(seconds: f64) -> Duration {
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.benchmark {
         Benchmark::Infer { model, text } => whole(&model, bench::infer(&BenchOptions { text, ..model.options() })?),
-        Benchmark::Train { model, recompute, nccl } => {
-            whole(&model, bench::train(&BenchOptions { recompute, nccl, ..model.options() })?)
+        Benchmark::Train { model, recompute, nccl, recipe } => {
+            whole(&model, bench::train(&BenchOptions { recompute, nccl, recipe, ..model.options() })?)
         }
         Benchmark::Ops { model, train } => operations(&model, train),
         Benchmark::Search(arguments) => search(&arguments),

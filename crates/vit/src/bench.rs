@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use vit_cpu::Cpu;
 pub use vit_cpu::Isa;
 use vit_graph::device::Device;
-use vit_models::Architecture;
+use vit_models::{Architecture, Config};
 
 use crate::{DeviceOptions, Error, config_of};
 use peak::Peak;
@@ -41,17 +41,23 @@ pub struct BenchOptions {
     pub recompute: bool,
     /// In training on a GPU, pass gradients through NCCL, as its only rank.
     pub nccl: bool,
+    /// In training, the step of this recipe instead of one of a classifier with AdamW.
+    pub recipe: Option<String>,
     /// In inference, measure the text tower of an image-text model, on as many texts.
     pub text: bool,
 }
 
 impl BenchOptions {
     fn architecture(&self) -> Result<Architecture, Error> {
-        let mut architecture = config_of(&self.model)?.architecture;
+        Ok(self.config()?.architecture)
+    }
+
+    fn config(&self) -> Result<Config, Error> {
+        let mut config = config_of(&self.model)?;
         if let Some(size) = self.image_size {
-            architecture.set_image_size(size);
+            config.architecture.set_image_size(size);
         }
-        Ok(architecture)
+        Ok(config)
     }
 
     fn open(&self) -> Result<BenchDevice, Error> {

@@ -17,7 +17,6 @@ pub use observer::Observer;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vit_data::Preprocess;
 use vit_graph::device::Device;
 use vit_models::Config;
 
@@ -29,7 +28,6 @@ use crate::run::folder::RunFolder;
 use crate::run::progress::Pace;
 use crate::run::saving::{RunPosition, Snapshot};
 use crate::run::setup::Setup;
-use crate::step::objective::pretraining::Colours;
 use crate::step::sharding::{ShardedState, Sharding};
 use crate::step::{StepError, StepOptions, TrainingStep};
 use interval::Interval;
@@ -56,17 +54,14 @@ pub struct TrainerOptions {
 impl TrainerOptions {
     /// The step that this process takes.
     pub(crate) fn step_options(&self, recipe: &Recipe, config: &Config) -> StepOptions {
-        let Preprocess { mean, std, .. } = config.preprocessing.clone();
         let (rank, processes) = (self.processes.rank(), self.processes.size());
         let sharding = Sharding { parameters: self.sharded == ShardedState::All, rank, processes };
         StepOptions {
-            colours: Colours { mean, std },
-            crops: config.architecture.downcast_ref().and_then(|vit| recipe.crops(vit)),
             parts: self.processes.parts(recipe.parts),
             exchange: processes > 1,
             sharding: (processes > 1 && self.sharded != ShardedState::None).then_some(sharding),
             recompute: self.recompute,
-            ..recipe.step_options()
+            ..recipe.step_for(config)
         }
     }
 }

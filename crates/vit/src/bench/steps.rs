@@ -8,7 +8,7 @@ use vit_graph::{Graph, GraphError, Init};
 use vit_models::Mode;
 use vit_models::clip::{Clip, PairExtents};
 use vit_system::host::{self, FreeMemory, MemoryLimit};
-use vit_train::{StepOptions, TrainingStep};
+use vit_train::{Recipe, StepOptions, TrainError, TrainingStep};
 
 use super::{BenchOptions, quantile, repeat};
 use crate::Error;
@@ -53,14 +53,18 @@ pub fn train(options: &BenchOptions) -> Result<Measurement, Error> {
     measure(options, |batch| training_graph(&BenchOptions { batch, ..options.clone() }))
 }
 
-/// A model without a head gets one of 1,000 classes.
+/// A model without a head gets one of 1,000 classes, unless it is pre-trained without labels.
 pub(super) fn training_graph(options: &BenchOptions) -> Result<Graph, Error> {
-    let mut architecture = options.architecture()?;
-    if architecture.classes() == 0 {
-        architecture.set_classes(1000);
+    let mut config = options.config()?;
+    if config.architecture.classes() == 0 {
+        config.architecture.set_classes(1000);
     }
-    let how = StepOptions { recompute: options.recompute, exchange: options.nccl, ..StepOptions::default() };
-    Ok(TrainingStep::new(&architecture, options.batch, how)?.graph)
+    let how = match &options.recipe {
+        Some(name) => Recipe::named(name).map_err(TrainError::from)?.step_of(&mut config)?,
+        None => StepOptions::default(),
+    };
+    let how = StepOptions { recompute: options.recompute, exchange: options.nccl, ..how };
+    Ok(TrainingStep::new(&config.architecture, options.batch, how)?.graph)
 }
 
 pub(super) fn inference_graph(options: &BenchOptions) -> Result<Graph, Error> {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::path::Path;
 
-use vit_data::Samples;
+use vit_data::{Preprocess, Samples};
 use vit_graph::device::{Initial, Parameters};
 use vit_models::vit::{Pretraining, Vit};
 use vit_models::weights::{Tensor, Weights};
@@ -11,6 +11,8 @@ use vit_models::{Architecture, Config, ModelError, ProblemType, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Initialisation, Recipe};
+use crate::step::StepOptions;
+use crate::step::objective::pretraining::Colours;
 
 /// The model that a run trains.
 pub enum ModelChoice<'a> {
@@ -62,6 +64,26 @@ pub(super) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<()
     vit.classes = 0;
     vit.pretraining = recipe.pretraining.layers(vit);
     config.architecture.contradiction().map_or(Ok(()), |reason| Err(TrainError::Unsuitable(reason)))
+}
+
+impl Recipe {
+    /// The step of this recipe in one process; a model that is pre-trained without labels gets the layers for it.
+    pub fn step_of(&self, config: &mut Config) -> Result<StepOptions, TrainError> {
+        if self.is_pretraining() {
+            add_pretraining(config, self)?;
+        }
+        Ok(self.step_for(config))
+    }
+
+    /// The step for a model that is ready for it.
+    pub(crate) fn step_for(&self, config: &Config) -> StepOptions {
+        let Preprocess { mean, std, .. } = config.preprocessing.clone();
+        StepOptions {
+            colours: Colours { mean, std },
+            crops: config.architecture.downcast_ref().and_then(|vit| self.crops(vit)),
+            ..self.step_options()
+        }
+    }
 }
 
 /// A model by its name.
