@@ -3,6 +3,7 @@
 //! `mojibake.txt.zst` has ftfy's two patterns (of unlikely sequences, and of what looks like UTF-8) and the upper half of each
 //! single-byte encoding: Copyright (c) 2023 Robyn Speer, Apache licence 2.0.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -125,7 +126,8 @@ fn decode_inconsistent(text: &str) -> String {
         // A shorter part, so that this ends.
         if part.len() < text.len() && is_bad(part) { fix_encoding(part.to_string()) } else { part.to_string() }
     };
-    TABLES.looks_like_utf8.replace_all(text, fixed).into_owned()
+    // A text on which the search takes too many steps stays as it is.
+    TABLES.looks_like_utf8.try_replacen(text, 0, fixed).map_or_else(|_| text.to_string(), Cow::into_owned)
 }
 
 /// Puts bytes 0xA0 back that have become spaces inside of UTF-8, if there are any.
