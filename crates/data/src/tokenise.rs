@@ -44,14 +44,14 @@ pub struct Tokeniser {
 }
 
 enum Vocabulary {
-    Clip(BytePairs),
+    Clip(Box<BytePairs>),
     Json(Box<Tokenizer>),
 }
 
 impl Tokeniser {
     /// OpenAI's and OpenCLIP's, with OpenCLIP's cleaning.
     pub fn clip(context: usize) -> Self {
-        let vocabulary = Vocabulary::Clip(BytePairs::clip());
+        let vocabulary = Vocabulary::Clip(Box::new(BytePairs::clip()));
         Tokeniser { vocabulary, cleaning: Some(Cleaning::Lower), context, padding: 0 }
     }
 
