@@ -47,7 +47,7 @@ pub fn tokeniser_of(checkpoint: &Checkpoint) -> Result<Tokeniser, Error> {
 ///
 /// let mut texts = TextEmbed::open("clip-vit-base-patch32", &ModelOptions::new().batch(2))?.normalised();
 /// let embeddings = texts.embed(&["a photo of a cat", "a photo of a dog"])?;
-/// assert_eq!(embeddings[0].len(), texts.dim());
+/// assert_eq!(embeddings[0].len(), texts.embed_dim());
 /// # Ok::<(), vit::Error>(())
 /// ```
 pub struct TextEmbed {
@@ -90,7 +90,7 @@ impl TextEmbed {
     }
 
     /// The width of an embedding, which is that of the images'.
-    pub fn dim(&self) -> usize {
+    pub fn embed_dim(&self) -> usize {
         self.tower.embed_dim
     }
 
@@ -108,9 +108,9 @@ impl TextEmbed {
                 self.executable.write("ends", Elements::I32(&self.tower.ends(&ids)))?;
             }
             self.executable.run()?;
-            let mut values = vec![0.0; self.batch * self.dim()];
+            let mut values = vec![0.0; self.batch * self.embed_dim()];
             self.executable.read(FEATURES, &mut values)?;
-            for (text, embedding) in texts.iter().zip(values.chunks(self.dim())) {
+            for (text, embedding) in texts.iter().zip(values.chunks(self.embed_dim())) {
                 if !is_finite(embedding) {
                     return Err(Error::NonFiniteText { text: text.as_ref().into() });
                 }
@@ -137,7 +137,7 @@ impl TextEmbed {
         let embeddings: Vec<Vec<f32>> = self.embed(&texts)?.into_iter().map(unit_length).collect();
         let mean = |of_class: &[Vec<f32>]| {
             let sum = |i: usize| of_class.iter().map(|embedding| f64::from(embedding[i])).sum::<f64>();
-            unit_length((0..self.dim()).map(|i| (sum(i) / of_class.len() as f64) as f32).collect())
+            unit_length((0..self.embed_dim()).map(|i| (sum(i) / of_class.len() as f64) as f32).collect())
         };
         Ok(embeddings.chunks(templates.len()).map(mean).collect())
     }

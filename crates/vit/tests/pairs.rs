@@ -164,7 +164,7 @@ fn templates_are_averaged_at_length_1() {
     let options = ModelOptions::new().batch(3);
     let mut tower = TextEmbed::new(&open("hf_clip"), &options).unwrap().normalised();
     let all = tower.embed(&["a photo of a cat", "a red cat", "cat"]).unwrap();
-    let sum: Vec<f32> = (0..tower.dim()).map(|i| all[0][i] + all[1][i]).collect();
+    let sum: Vec<f32> = (0..tower.embed_dim()).map(|i| all[0][i] + all[1][i]).collect();
     let length = cosine(&sum, &sum).sqrt();
     let templates = ["a photo of a {}".to_string(), "a red {}".to_string()];
     let found = tower.classes(&["cat".to_string()], &templates).unwrap().remove(0);
@@ -189,7 +189,7 @@ fn texts_that_do_not_suit_are_refused() {
     let refused = refusal(tower.classes(&["cat".to_string()], &template));
     assert_eq!(refused, "the template `a photo` has no {} where the label goes");
     let mut tower = TextEmbed::new(&open("hf_clip"), &options).unwrap().truncating(true);
-    assert_eq!(tower.embed(&[long]).unwrap()[0].len(), tower.dim());
+    assert_eq!(tower.embed(&[long]).unwrap()[0].len(), tower.embed_dim());
 
     let refused = |case| TextEmbed::new(&open(case), &options).err().unwrap().to_string();
     assert_eq!(refused("timm_vit"), "this model has no text tower");
