@@ -126,7 +126,7 @@ fn gradients_reach_both_towers() {
 
 fn images() -> Vec<Image> {
     (0..2u8)
-        .map(|i| Image::from_rgb(40, 32, (0..40 * 32 * 3).map(|p| (p % 251) as u8 ^ i * 85).collect()).unwrap())
+        .map(|i| Image::from_rgb(40, 32, (0..40 * 32 * 3).map(|p| (p % 251) as u8 ^ (i * 85)).collect()).unwrap())
         .collect()
 }
 
@@ -234,7 +234,7 @@ impl vit::data::Samples for Shades {
     }
 
     fn image(&self, index: usize) -> Result<Image, vit::data::ImageError> {
-        let shade = if index % 2 == 0 { 200 } else { 20 } + index as u8;
+        let shade = if index.is_multiple_of(2) { 200 } else { 20 } + index as u8;
         Ok(Image::from_rgb(32, 32, vec![shade; 3 * 32 * 32]).unwrap())
     }
 }

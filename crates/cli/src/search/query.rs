@@ -50,7 +50,8 @@ fn similar(arguments: &QueryArguments, index: &Index, folder: &Path) -> anyhow::
         !arguments.words.is_empty() || !arguments.image.is_empty() || !arguments.vector.is_empty(),
         "say what to look for: words, --image FILE, --vector FILE, or --near-duplicates"
     );
-    let (query, queries) = query_vector(arguments, index)?;
+    let queries = query_images(arguments)?;
+    let query = query_vector(arguments, index, &queries)?;
     let hits = index.search(&query, arguments.top as usize, arguments.how.threads())?;
     let mut out = std::io::stdout().lock();
     if arguments.json {
@@ -144,23 +145,24 @@ fn progress(images: usize) -> ProgressBar {
     ProgressBar::new(1000).with_style(style)
 }
 
-/// The mean direction of words, images and vectors, and the images.
-fn query_vector(arguments: &QueryArguments, index: &Index) -> anyhow::Result<(Vec<f32>, Vec<(String, Image)>)> {
-    let how = &arguments.how;
-    let images: Vec<(String, Image)> = sources(&arguments.image)?
-        .iter()
-        .map(|source: &Source| Ok((source.name(), how.decode(source)?)))
-        .collect::<anyhow::Result<_>>()?;
+/// The images to look for, and their names.
+fn query_images(arguments: &QueryArguments) -> anyhow::Result<Vec<(String, Image)>> {
+    let sources = sources(&arguments.image)?;
+    sources.iter().map(|source: &Source| Ok((source.name(), arguments.how.decode(source)?))).collect()
+}
+
+/// The mean direction of words, images and vectors.
+fn query_vector(arguments: &QueryArguments, index: &Index, images: &[(String, Image)]) -> anyhow::Result<Vec<f32>> {
     let mut vectors = arguments.vector.iter().map(|path| read_vector(path)).collect::<anyhow::Result<Vec<_>>>()?;
     if !arguments.words.is_empty() || !images.is_empty() {
-        vectors.extend(embedded(arguments, index, &images)?);
+        vectors.extend(embedded(arguments, index, images)?);
     }
     let dim = index.settings().dim;
     if let Some(other) = vectors.iter().find(|vector| vector.len() != dim) {
         return Err(SearchError::Dimension { found: other.len(), expected: dim }.into());
     }
     let sum = |position: usize| vectors.iter().map(|vector| vector[position]).sum();
-    Ok(((0..dim).map(sum).collect(), images))
+    Ok((0..dim).map(sum).collect())
 }
 
 /// The vectors of words and images, of length 1, by the model of the index.
