@@ -36,10 +36,11 @@ pub(crate) fn configure(config: &mut Config, source: &Path) -> Vec<String> {
     let Some(vit) = config.architecture.downcast_mut::<Vit>().filter(|vit| is_clip(vit)) else { return Vec::new() };
     let (activation, mut line) = by_name(source);
     vit.activation = activation;
+    let classes = vit.classes;
     line += &match (activation, &config.name) {
         (Activation::Gelu, Some(name)) => format!(
-            "; a config.json beside the weights with {{\"architecture\": \"{name}\", \"model_args\": {{\"act_layer\": \
-             \"quick_gelu\"}}}} chooses the other"
+            "; a config.json beside the weights with {{\"architecture\": \"{name}\", \"num_classes\": {classes}, \
+             \"model_args\": {{\"act_layer\": \"quick_gelu\"}}}} chooses the other"
         ),
         (Activation::Gelu, None) => {
             "; a config.json beside the weights with \"act_layer\": \"quick_gelu\" among its arguments chooses the other".into()
@@ -72,7 +73,7 @@ mod tests {
     use crate::variant::variant;
 
     fn opened(file: &str) -> (Config, Vec<String>) {
-        let json = serde_json::json!({ "architecture": "vit_base_patch32_clip_224" });
+        let json = serde_json::json!({ "architecture": "vit_base_patch32_clip_224", "num_classes": 512 });
         let mut config = parse(&json, None).unwrap();
         let lines = configure(&mut config, Path::new(file));
         (config, lines)

@@ -28,7 +28,7 @@ pub(crate) const CLIP: [(&str, &str); 12] = [
     ("ln_pre", "norm_pre"),
     ("ln_post", "norm"),
     ("ln_", "norm"),
-    ("ls_", "ls"),
+    (".ls_", ".ls"),
     ("in_proj_", "qkv."),
     ("out_proj", "proj"),
     ("mlp.c_fc", "mlp.fc1"),
