@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Once;
 use tempfile::TempDir;
-use vit_data::dataset::{Dataset, DatasetOptions, Limits, ReadOptions, open, open_split};
+use vit_data::dataset::{Dataset, DatasetOptions, LabelRequirement, Limits, ReadOptions, open, open_split};
 use vit_data::{DecodeOptions, Samples};
 
 /// Samples read per dataset.
@@ -21,11 +21,13 @@ pub fn exercise(files: &[(&str, &[u8])], name: &str) {
     for (name, bytes) in files {
         std::fs::write(folder.path().join(name), bytes).expect("a temporary file");
     }
-    // With all data in memory, and with none.
-    for memory in [1 << 20, 0] {
+    // With all data in memory, and with none; with images that have no label, and without.
+    use LabelRequirement::{Optional, Required};
+    for (memory, labels) in [(1 << 20, Required), (0, Required), (1 << 20, Optional), (0, Optional)] {
         let read = ReadOptions {
             decode: DecodeOptions { max_pixels: 1 << 16, ..DecodeOptions::default() },
             limits: Limits { memory, disk: 1 << 20 },
+            labels,
         };
         let path = match name {
             "" => folder.path().to_owned(),
