@@ -68,6 +68,7 @@ impl SnapshotIndex {
 
 /// The state of an object: S3 and Azure compare its ETag before a write, Google Cloud its generation.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "remote"), allow(dead_code, reason = "only `remote` reads the fields"))]
 pub(crate) struct ObjectVersion {
     pub(crate) etag: Option<String>,
     pub(crate) generation: Option<String>,
