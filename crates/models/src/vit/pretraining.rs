@@ -1,4 +1,4 @@
-//! Pre-training without labels: what a model has for it besides its encoder, and the forward pass.
+//! Pre-training without labels: the layers that only pre-training has, and its forward passes.
 
 mod masked_autoencoder;
 mod masked_patches;

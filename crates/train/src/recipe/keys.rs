@@ -75,9 +75,9 @@ const KEYS: [(&str, &str); 58] = [
     ("pretraining.decoder_width", "mae: width of the decoder; 0: 512, at most about two thirds of the encoder's"),
     ("pretraining.decoder_depth", "mae: blocks of the decoder; 0: 8, at most two thirds of the encoder's"),
     ("pretraining.prototypes", "dino: outputs of the head"),
-    ("pretraining.local_crops", "dino: small crops of each image, besides the two large ones"),
-    ("pretraining.local_size", "dino: pixels of a small crop's side; 0: about 3/7 of the image's"),
-    ("pretraining.local_scale", "dino: smallest and largest share of the image's area in a small crop"),
+    ("pretraining.local_crops", "dino: local crops of each image; it also has two global crops"),
+    ("pretraining.local_size", "dino: pixels of a local crop's side; 0: about 3/7 of the image's"),
+    ("pretraining.local_scale", "dino: smallest and largest share of the image's area in a local crop"),
     ("pretraining.teacher_temperature", "dino: temperature of the teacher's outputs"),
     ("pretraining.student_temperature", "dino: temperature of the student's outputs"),
 ];

@@ -306,7 +306,7 @@ struct MicroBatch<'a> {
     sources: LossSources,
 }
 
-/// What the loss of a forward pass is computed from, besides its outputs.
+/// The operands of the loss other than the model's outputs.
 #[derive(Clone, Copy)]
 struct LossSources {
     image: Value,
