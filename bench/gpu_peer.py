@@ -1,6 +1,7 @@
 """PyTorch's compiler on the work of `bench/gpu`: a plain ViT, or a model of torchvision or timm, in bf16 autocast with fused AdamW, medians of 30 by events.
 
-Arguments are jobs such as train:B:256, mae:B:256, infer:L:256 or train:resnet50:256; prints one line each.
+Arguments are jobs such as train:B:256, mae:B:256, mae2:B:256 (a decoder of two blocks), infer:L:256 or train:resnet50:256; prints
+one line each.
 """
 import sys
 import time
@@ -51,10 +52,10 @@ class ViT(nn.Module):
 
 
 class MaskedAutoencoder(nn.Module):
-    """He et al., 2022: the encoder sees a quarter of the patches; a decoder of 8 blocks of width 512 predicts the normalised
-    pixels of the others. Returns the loss, and takes no labels."""
+    """He et al., 2022: the encoder sees a quarter of the patches; a decoder of width 512, published with 8 blocks, predicts the
+    normalised pixels of the others. Returns the loss, and takes no labels."""
 
-    def __init__(self, dim, depth, heads):
+    def __init__(self, dim, depth, heads, decoder_depth):
         super().__init__()
         self.patches = nn.Conv2d(3, dim, 16, 16)
         self.token = nn.Parameter(torch.zeros(1, 1, dim))
@@ -62,7 +63,7 @@ class MaskedAutoencoder(nn.Module):
         self.blocks, self.norm = nn.Sequential(*[Block(dim, heads) for _ in range(depth)]), nn.LayerNorm(dim, eps=1e-6)
         self.embed, self.mask_token = nn.Linear(dim, 512), nn.Parameter(torch.zeros(1, 1, 512))
         self.register_buffer("decoder_positions", torch.randn(1, 197, 512) * 0.02)
-        self.decoder, self.decoder_norm = nn.Sequential(*[Block(512, 16) for _ in range(8)]), nn.LayerNorm(512, eps=1e-6)
+        self.decoder, self.decoder_norm = nn.Sequential(*[Block(512, 16) for _ in range(decoder_depth)]), nn.LayerNorm(512, eps=1e-6)
         self.pixels = nn.Linear(512, 16 * 16 * 3)
 
     def forward(self, images):
@@ -90,8 +91,8 @@ SIZES = {"Ti": (192, 12, 3), "B": (768, 12, 12), "L": (1024, 24, 16)}
 def network(kind, size):
     """A ViT by size, or a model of torchvision or timm by name; the side of its images and their memory format, in which
     PyTorch runs torchvision's models fastest."""
-    if size in SIZES and kind == "mae":
-        return MaskedAutoencoder(*SIZES[size]).cuda(), 224, torch.contiguous_format
+    if size in SIZES and kind.startswith("mae"):
+        return MaskedAutoencoder(*SIZES[size], int(kind[3:] or 8)).cuda(), 224, torch.contiguous_format
     if size in SIZES:
         return ViT(*SIZES[size]).cuda(), 224, torch.contiguous_format
     import torchvision
@@ -134,7 +135,7 @@ for job in sys.argv[1:]:
             optimiser.zero_grad(set_to_none=True)
             with torch.autocast("cuda", torch.bfloat16):
                 y = compiled(images)
-                loss = y if kind == "mae" else F.cross_entropy(y, labels)
+                loss = y if kind.startswith("mae") else F.cross_entropy(y, labels)
             loss.backward()
             optimiser.step()
 

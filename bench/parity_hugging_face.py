@@ -1,17 +1,21 @@
 """Draws random small models of transformers with their image processors, and records what both make of an image file.
 
 Each folder has transformers' own files, `image.png`, and `io.safetensors` with the outputs for that image, computed in
-float64 from float32 weights and pixels. `bench/parity` compares them with vit. Every third processor is of the torchvision backend, the others of Pillow's."""
+float64 from float32 weights and pixels. `bench/parity` compares them with vit. Every third processor is of the torchvision backend, the others of Pillow's.
+
+Of `vit_mae_pretraining`, masked autoencoders with their decoder, the masks are given as noise, and predictions, loss and all
+gradients are recorded, each with a tolerance of 1e-5 of the largest value."""
 
 import argparse
 import json
 import random
+import shutil
 from pathlib import Path
 
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 PHOTO = Path(__file__).resolve().parent.parent / "examples/images/bird.jpg"
 CLASSES = 5
@@ -48,6 +52,20 @@ def vit_mae(draw):
     args, _ = vit(draw)
     square = args["image_size"] if isinstance(args["image_size"], int) else args["image_size"][0]
     return args | {"image_size": square, "mask_ratio": 0.0}, ["Model"]
+
+
+def vit_mae_pretraining(draw):
+    args, _ = vit_mae(draw)
+    heads = draw.choice([1, 2, 4])
+    args |= {
+        "decoder_hidden_size": heads * draw.choice([8, 12, 16]),
+        "decoder_num_hidden_layers": draw.randint(1, 3),
+        "decoder_num_attention_heads": heads,
+        "decoder_intermediate_size": draw.choice([40, 64, 96]),
+        "mask_ratio": draw.choice([0.5, 0.6, 0.75]),
+        "norm_pix_loss": draw.random() < 0.5,
+    }
+    return args, ["ForPreTraining"]
 
 
 def dinov2(draw):
@@ -182,6 +200,7 @@ TYPES = {
     "vit": ("ViT", "ViTConfig", vit, "ViT"),
     "deit": ("DeiT", "DeiTConfig", deit, "DeiT"),
     "vit_mae": ("ViTMAE", "ViTMAEConfig", vit_mae, "ViT"),
+    "vit_mae_pretraining": ("ViTMAE", "ViTMAEConfig", vit_mae_pretraining, None),
     "vit_msn": ("ViTMSN", "ViTMSNConfig", vit, "ViT"),
     "beit": ("Beit", "BeitConfig", beit, "Beit"),
     "data2vec-vision": ("Data2VecVision", "Data2VecVisionConfig", beit, "Beit"),
@@ -255,6 +274,14 @@ def randomise(model, seed):
         value.copy_(new)
 
 
+def save_gradients(model, folder):
+    """Writes gradients under the names of the file, as the weights are: what has no gradient has zeros."""
+    gradients = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    gradients |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    model.load_state_dict(gradients)
+    model.float().save_pretrained(folder)
+
+
 def record(folder, draw, seed, kind, gradients, fast):
     prefix, config, drawn, processes = TYPES[kind]
     args, tasks = drawn(draw)
@@ -308,16 +335,41 @@ def record(folder, draw, seed, kind, gradients, fast):
     if gradients and "logits" in io:
         io["labels"] = torch.zeros(1)
         torch.nn.functional.cross_entropy(io["logits"], torch.zeros(1, dtype=torch.long)).backward()
-        # Under the names of the file, as the weights are: what has no gradient has zeros.
-        grads = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
-        grads |= {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
         if kind == "dinov2_with_registers":
             # vit adds this position to the class token when it opens the file.
-            grads["dinov2_with_registers.embeddings.position_embeddings"][:, 0] = 0
-        model.load_state_dict(grads)
-        model.float().save_pretrained(folder / "gradients")
+            model.dinov2_with_registers.embeddings.position_embeddings.grad[:, 0] = 0
+        save_gradients(model, folder / "gradients")
     save_file({name: value.detach().float().contiguous() for name, value in io.items()}, folder / "io.safetensors")
     (folder / "meta.json").write_text(json.dumps({"source": f"transformers {transformers.__version__}", "class": prefix + task}))
+
+
+def record_pretraining(folder, draw, seed):
+    """A pass of a masked autoencoder on random images: mask, tokens, prediction, loss and gradients."""
+    args, _ = vit_mae_pretraining(draw)
+    config = transformers.ViTMAEConfig(**args)
+    torch.manual_seed(seed)
+    model = transformers.ViTMAEForPreTraining(config).eval()
+    randomise(model, seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    images = torch.randn(2, 3, config.image_size, config.image_size)
+    noise = torch.rand(2, (config.image_size // config.patch_size) ** 2)
+    model.double()
+    outputs = model(images.double(), noise=noise.double(), output_hidden_states=True)
+    outputs.loss.backward()
+    io = {"mask": outputs.mask, "ids_restore": outputs.ids_restore.float(), "decoder_prediction": outputs.logits}
+    io |= {"encoder_tokens": model.vit(images.double(), noise=noise.double()).last_hidden_state, "loss": outputs.loss[None]}
+    tolerance = {name: 1e-5 * float(value.detach().abs().max()) for name, value in io.items()}
+    save_gradients(model, folder / "gradients")
+    # Positions are fixed.
+    gradients = load_file(folder / "gradients/model.safetensors").items()
+    gradients = {f"grad.{name}": value for name, value in gradients if "pos" not in name.split(".")[-1]}
+    shutil.rmtree(folder / "gradients")
+    tolerance["grad.*"] = 1e-5 * max(float(gradient.abs().max()) for gradient in gradients.values())
+    arrays = {"input": images, "noise": noise} | io | gradients
+    save_file({name: value.detach().float().contiguous() for name, value in arrays.items()}, folder / "io.safetensors")
+    source = f"transformers {transformers.__version__}"
+    (folder / "meta.json").write_text(json.dumps({"source": source, "class": "ViTMAEForPreTraining", "tolerance": tolerance}))
 
 
 def main():
@@ -332,6 +384,9 @@ def main():
     for kind in arguments.only or TYPES:
         draw = random.Random(f"{kind} {arguments.seed}")
         for index in range(arguments.count):
+            if kind == "vit_mae_pretraining":
+                record_pretraining(arguments.folder / f"{kind}_{index}", draw, 1000 * arguments.seed + index)
+                continue
             # The first one with a head has gradients, too.
             record(arguments.folder / f"{kind}_{index}", draw, 1000 * arguments.seed + index, kind, index == 0, index % 3 == 2)
 

@@ -128,6 +128,54 @@ def with_triton(server, known):
     return "FP32 and BYTES, JSON and binary"
 
 
+def with_triton_grpc(server, known):
+    import tritonclient.grpc as grpc
+    import tritonclient.http as http
+
+    client, over_http = (module.InferenceServerClient(f"127.0.0.1:{server.port}") for module in (grpc, http))
+    check(client.is_server_live() and client.is_server_ready() and client.is_model_ready(MODEL), "health")
+    check(not client.is_model_ready("nothing"), "an unknown model is ready")
+    check("statistics" in client.get_server_metadata().extensions, "server metadata")
+    metadata = client.get_model_metadata(MODEL, as_json=True)
+    check(metadata == over_http.get_model_metadata(MODEL) | {"inputs": metadata["inputs"], "outputs": metadata["outputs"]}, metadata)
+    config, config_over_http = client.get_model_config(MODEL).config, over_http.get_model_config(MODEL)
+    check((config.name, config.max_batch_size) == (MODEL, config_over_http["max_batch_size"]), str(config))
+    check([list(o.dims) for o in config.output] == [o["dims"] for o in config_over_http["output"]], str(config))
+    sizes = config_over_http["dynamic_batching"]["preferred_batch_size"]
+    check(list(config.dynamic_batching.preferred_batch_size) == sizes, str(config))
+    check(client.get_model_repository_index().models[0].state == "READY", "repository index")
+    shape = [1, *(int(n) for n in metadata["inputs"][0]["shape"][1:])]
+    tensor = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    answers = []
+    for module, connection in ((grpc, client), (http, over_http)):
+        given = module.InferInput("image", shape, "FP32")
+        given.set_data_from_numpy(tensor)
+        answers.append(connection.infer(MODEL, [given], request_id="7"))
+    check(answers[0].get_response().id == "7", "the request's id")
+    for output in metadata["outputs"]:
+        ours, theirs = (answer.as_numpy(output["name"]) for answer in answers)
+        check(np.array_equal(ours, theirs), f"{output['name']}: gRPC and HTTP differ")
+    given = grpc.InferInput("image_bytes", [len(IMAGES)], "BYTES")
+    given.set_data_from_numpy(np.array([path.read_bytes() for path in IMAGES], dtype=np.object_))
+    outputs = [grpc.InferRequestedOutput("logits"), grpc.InferRequestedOutput("probabilities", class_count=1)]
+    for compression in (None, "gzip", "deflate"):
+        answer = client.infer(MODEL, [given], outputs=outputs, compression_algorithm=compression, client_timeout=60)
+        for path, row, text in zip(IMAGES, answer.as_numpy("logits"), answer.as_numpy("probabilities"), strict=True):
+            best = known[path.name][0]
+            check(int(row.argmax()) == best["class"] and text[0].decode().endswith(best["label"]), f"{path.name}: {row} {text}")
+    statistics = client.get_inference_statistics(MODEL).model_stats[0]
+    check(statistics.inference_count > 0 and statistics.inference_stats.compute_infer.ns > 0, str(statistics))
+    refused = grpc.InferInput("image", [1, 2], "FP32")
+    refused.set_data_from_numpy(np.zeros((1, 2), np.float32))
+    for model, given, status, text in ((MODEL, refused, "INVALID_ARGUMENT", "shape"), ("nothing", refused, "NOT_FOUND", "nothing")):
+        try:
+            client.infer(model, [given])
+            check(False, f"{status} was expected")
+        except grpc.InferenceServerException as error:
+            check(error.status() == f"StatusCode.{status}" and text in error.message(), str(error))
+    return "FP32 and BYTES, classes, gzip, statistics, errors"
+
+
 def with_openai(server, known):
     import openai
 
@@ -204,6 +252,7 @@ def with_schemathesis(server, known):
 CHECKS = {
     "curl": with_curl,
     "tritonclient": with_triton,
+    "tritonclient-grpc": with_triton_grpc,
     "openai": with_openai,
     "promtool": with_promtool,
     "openapi-spec-validator": with_validator,

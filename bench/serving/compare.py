@@ -20,7 +20,7 @@ JPEG = "image/jpeg"
 
 def arguments():
     parser = argparse.ArgumentParser(prog="bench/serve", description=__doc__)
-    parser.add_argument("stage", nargs="?", default="compare", choices=["compare", "tune", "vit", "gpu"])
+    parser.add_argument("stage", nargs="?", default="compare", choices=["compare", "tune", "vit", "lone", "gpu"])
     parser.add_argument("--models", default="Ti/16,B/16", help="comma-separated (%(default)s)")
     parser.add_argument("--peers", default="LitServe,BentoML", help="comma-separated (%(default)s)")
     parser.add_argument("--one-process", action="store_true", help="peers with one worker, as they start by default")
@@ -193,6 +193,27 @@ def compare(a, variants, connections, image, with_peers):
         verdict(variant, ours, contestants, decode, rates, connections)
 
 
+def lone(a, variants, image):
+    """The latency of one request at a time, in turns with what it consists of, so that all have the same machine."""
+    for variant in variants:
+        folder = checkpoint.write(variant, CACHE / "serving" / variant.replace("/", ""))
+        server = vit_server(variant, folder, a.options.split())()
+        parts = []
+        try:
+            url = server.url("/v1/classify")
+            load(url, image, JPEG, 1, 2)
+            for _ in range(a.rounds):
+                decode = 1e3 / bench("data", image, "--seconds", a.seconds)["images_per_s"]
+                infer = bench("infer", "--model", variant, "--batch", 1, "--seconds", a.seconds, "--threads", CORES)["median_ms"]
+                parts.append((decode, infer, 1e3 * load(url, image, JPEG, 1, a.seconds).p50))
+        finally:
+            server.stop()
+        rows = [(*(f"{part:.2f}" for part in round), f"{round[2] - round[0] - round[1]:+.2f}") for round in parts]
+        median = statistics.median(total - decode - infer for decode, infer, total in parts)
+        rows.append(("", "", "median", f"{median:+.2f}"))
+        table(f"{variant}: a lone request, ms", ["decode", "infer", "p50", "p50 - decode - infer"], rows)
+
+
 def tune(a, variants, image):
     """Tries every setting of the peers at the largest number of connections and keeps the best."""
     import peers
@@ -271,6 +292,8 @@ def main():
     print(f"{machine}; {', '.join([own, *versions])}; {image.name}, {image.stat().st_size // 1000} kB")
     if a.stage == "tune":
         tune(a, variants, image)
+    elif a.stage == "lone":
+        lone(a, variants, image)
     elif a.stage == "gpu":
         gpu(a, variants, connections, image)
     else:

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde_json::json;
 use vit::bench::{self, BenchOptions, Isa, Measurement};
+use vit_data::dataset::{ReadOptions, is_formula, open_all};
 use vit_data::{Preprocess, find_images};
 use vit_search::{FileStamp, Index, IndexSettings, IndexWriter, ModelId, VectorType};
 use vit_train::finite_json;
@@ -17,6 +18,7 @@ use crate::checkpoints::ArchitectureArgument;
 use crate::device_options::DeviceArguments;
 use crate::images::parse_size;
 use crate::table::{Align, Table, bytes, thousands};
+use crate::train::read_recipe;
 
 /// Measure how fast models run and images load
 #[derive(Args)]
@@ -49,8 +51,11 @@ enum Benchmark {
         #[arg(long)]
         nccl: bool,
         /// The step of a recipe, such as mae, instead of one of a classifier with AdamW
-        #[arg(long, value_name = "NAME")]
+        #[arg(long, value_name = "NAME|FILE")]
         recipe: Option<String>,
+        /// Change a setting of the recipe: --set pretraining.decoder_depth=8
+        #[arg(long = "set", value_name = "KEY=VALUE", requires = "recipe")]
+        settings: Vec<String>,
     },
     /// Time every operation of a model
     Ops {
@@ -62,7 +67,7 @@ enum Benchmark {
     },
     /// Time decoding, resizing and normalising on one core
     Data {
-        /// Images, folders or patterns
+        /// Images, folders or patterns, or a dataset by formula such as fractals:1000
         #[arg(required = true)]
         images: Vec<OsString>,
         /// Height and width that images are resized to
@@ -160,26 +165,36 @@ fn seconds(seconds: f64) -> Duration {
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.benchmark {
         Benchmark::Infer { model, text } => whole(&model, bench::infer(&BenchOptions { text, ..model.options() })?),
-        Benchmark::Train { model, recompute, nccl, recipe } => {
+        Benchmark::Train { model, recompute, nccl, recipe, settings } => {
+            let mut recipe = recipe.as_deref().map(read_recipe).transpose()?;
+            if let Some(recipe) = &mut recipe {
+                recipe.set_all(settings.iter().map(String::as_str))?;
+            }
             whole(&model, bench::train(&BenchOptions { recompute, nccl, recipe, ..model.options() })?)
         }
         Benchmark::Ops { model, train } => operations(&model, train),
         Benchmark::Search(arguments) => search(&arguments),
         Benchmark::Data { images, image_size, seconds: time, json } => {
-            let files = find_images(&images, true)?;
             let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
-            let m = bench::data(&files, &preprocess, seconds(time))?;
+            let (m, first) = match images.as_slice() {
+                [one] if is_formula(one.as_ref()) => {
+                    let samples = open_all(one.as_ref(), None, &ReadOptions::default())?.samples;
+                    let preprocess = Preprocess { crop_pct: 1.0, ..preprocess };
+                    (bench::drawn_data(samples.as_ref(), &preprocess, seconds(time))?, "draw")
+                }
+                _ => (bench::data(&find_images(&images, true)?, &preprocess, seconds(time))?, "decode"),
+            };
             let [decode, resize, normalise] = m.stages_ms;
             let mut out = std::io::stdout().lock();
             if json {
                 let object = json!({
-                    "images": m.images, "decode_ms": decode, "resize_ms": resize, "normalise_ms": normalise,
+                    "images": m.images, format!("{first}_ms"): decode, "resize_ms": resize, "normalise_ms": normalise,
                     "images_per_s": m.images_per_s,
                 });
                 writeln!(out, "{:#}", finite_json(object))?;
             } else {
                 writeln!(out, "{:.0} images/s on one core ({} images)", m.images_per_s, m.images)?;
-                writeln!(out, "decode {decode:.2} ms, resize and crop {resize:.2} ms, normalise {normalise:.2} ms")?;
+                writeln!(out, "{first} {decode:.2} ms, resize and crop {resize:.2} ms, normalise {normalise:.2} ms")?;
             }
             Ok(Outcome::Fine)
         }

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use vit::ModelOptions;
 use vit_data::Samples;
 use vit_data::dataset::{Dataset, Split};
 use vit_data::loader::Unreadable;
-use vit_models::{Changes, Config, ProblemType};
+use vit_models::{Changes, Checkpoint, ProblemType};
 use vit_train::{
     EvaluatedSplit, EvaluationOptions, RunFolder, TaskEvaluation, evaluate, evaluation_json, open_for_evaluation,
     write_evaluation,
@@ -20,6 +21,7 @@ use crate::checkpoints::ModelArgument;
 use crate::device_options::DeviceArguments;
 use crate::images::{parse_size, report_failures};
 use crate::table::{Align, Table};
+use crate::words::TemplateArguments;
 use crate::{Outcome, checkpoints, terminal};
 
 /// Evaluate a model on a dataset, and see where it is wrong
@@ -29,10 +31,14 @@ Examples:
   vit eval cifar10 --data cifar10.tar.zst
   vit eval runs/photos-1 --data photos --out report
   vit eval -m vit_base --data imagenet --split val --json
+  vit eval -m clip --data flowers --template 'a photo of a {}'
 
 With a run's folder or checkpoint and the data that it was trained on, the
 model is evaluated on the images that the run held out, unless the data has a
 validation or a test split; --split all adds the training images.
+
+An image-text model (CLIP, SigLIP) is evaluated zero-shot: it chooses among the
+names of the dataset's classes, put into --template.
 
 A model that was trained on images with several labels is evaluated by mean
 average precision, and a class counts as present above a probability of 0.5.
@@ -65,15 +71,25 @@ pub struct Arguments {
     #[arg(long, value_name = "N", help_heading = "How to run", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
     #[command(flatten)]
+    templates: TemplateArguments,
+    #[command(flatten)]
     device: DeviceArguments,
 }
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let model = arguments.model.path();
-    let mut checkpoint = checkpoints::open(&model, false)?.into_image_tower()?;
+    let mut checkpoint = checkpoints::open(&model, false)?;
     checkpoints::change(&mut checkpoint, Changes { image_size: arguments.image_size, ..Changes::default() })?;
     checkpoints::report_changes(&model, &checkpoint.report);
-    let samples = arguments.open_data(&model, &checkpoint.config)?;
+    ensure!(
+        checkpoint.has_text_tower() || !arguments.templates.are_given(),
+        "--template and --templates need a model with a text tower, such as CLIP"
+    );
+    let samples = arguments.open_data(&model, &checkpoint)?;
+    if checkpoint.has_text_tower() {
+        let options = ModelOptions::new().device(arguments.device.inference());
+        checkpoint = arguments.templates.classifier(checkpoint, samples.classes(), &options)?;
+    }
 
     let device = arguments.device.inference().open()?;
     let options = EvaluationOptions {
@@ -115,7 +131,8 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
 
 impl Arguments {
     /// The samples to evaluate on, if the model can be.
-    fn open_data(&self, model: &Path, config: &Config) -> anyhow::Result<Arc<Dataset>> {
+    fn open_data(&self, model: &Path, checkpoint: &Checkpoint) -> anyhow::Result<Arc<Dataset>> {
+        let config = &checkpoint.config;
         let split = match self.split.as_deref() {
             None => EvaluatedSplit::Usual,
             Some("all") => EvaluatedSplit::All,
@@ -129,7 +146,10 @@ impl Arguments {
         let data = open_for_evaluation(&self.data, split, run.as_ref(), classes)?;
         let (samples, path) = (data.samples, self.data.display());
         let (found, known) = (samples.classes().len(), config.architecture.classes());
-        ensure!(found <= known, "{path}: the dataset has {found} classes, the model only {known}");
+        ensure!(
+            found <= known || checkpoint.has_text_tower(),
+            "{path}: the dataset has {found} classes, the model only {known}"
+        );
         ensure!(
             !samples.is_multi_label() || config.problem_type == ProblemType::MultiLabel,
             "{path}: images have several labels, and {} was trained to give each one. If it was trained on several, write \
@@ -181,6 +201,17 @@ fn print(out: &mut impl Write, evaluation: &TaskEvaluation, names: &[String]) ->
                 ("samples", m.samples.to_string()),
             ]
         }
+        TaskEvaluation::Pairs(evaluation) => {
+            let m = evaluation.metrics();
+            vec![
+                ("image to text R@1", percent(m.image_to_text_r1)),
+                ("image to text R@5", percent(m.image_to_text_r5)),
+                ("text to image R@1", percent(m.text_to_image_r1)),
+                ("text to image R@5", percent(m.text_to_image_r5)),
+                ("loss", format!("{:.4}", m.loss)),
+                ("samples", m.samples.to_string()),
+            ]
+        }
     };
     let multi = matches!(evaluation, TaskEvaluation::Multi(_));
     let mut columns = vec![
@@ -206,7 +237,7 @@ fn print(out: &mut impl Write, evaluation: &TaskEvaluation, names: &[String]) ->
     figures.iter().try_for_each(|(name, value)| writeln!(out, "{name:<24}{value:>9}"))
 }
 
-fn progress(samples: usize) -> ProgressBar {
+pub fn progress(samples: usize) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }

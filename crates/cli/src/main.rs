@@ -4,6 +4,7 @@ mod bench;
 mod checkpoints;
 mod classify;
 mod convert;
+mod data;
 mod device_options;
 mod devices;
 mod embed;
@@ -19,6 +20,7 @@ mod memory;
 mod models;
 mod patches;
 mod plan;
+mod probe;
 mod recipes;
 mod remote;
 mod search;
@@ -76,6 +78,8 @@ enum Command {
     Label(label::Arguments),
     Serve(serve::Arguments),
     Eval(eval::Arguments),
+    Data(data::Arguments),
+    Probe(probe::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
     Devices(devices::Arguments),
@@ -145,6 +149,8 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Label(arguments) => label::run(arguments),
         Command::Serve(arguments) => serve::run(arguments),
         Command::Eval(arguments) => eval::run(arguments),
+        Command::Data(arguments) => data::run(arguments),
+        Command::Probe(arguments) => probe::run(arguments),
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Devices(arguments) => devices::run(arguments),

@@ -5,7 +5,7 @@ use std::io::Write;
 use clap::Args;
 use serde_json::{Value, json};
 use vit_graph::cost::Cost;
-use vit_models::{Mode, Variant, variants};
+use vit_models::{Mode, Variant, clip, variants};
 
 use crate::Outcome;
 use crate::table::{Align, Table, short};
@@ -39,7 +39,7 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let names = [Some(v.name.as_str()), v.paper_name.as_deref(), Some(v.family)];
         names.iter().flatten().any(|name| name.to_lowercase().contains(&filter))
     };
-    let found: Vec<Variant> = variants().into_iter().filter(matches).collect();
+    let found: Vec<Variant> = variants().into_iter().chain(clip::variants()).filter(matches).collect();
     if found.is_empty() {
         anyhow::bail!("no model's name contains `{filter}`; `vit models` lists them all");
     }

@@ -95,8 +95,9 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         teacher: arguments.teacher,
         settings: RunSettings {
             model: String::new(),
-            data: std::path::absolute(&arguments.data)?,
+            data: vit_data::dataset::absolute(&arguments.data)?,
             validation: arguments.validation.as_deref().map(absolute_validation).transpose()?,
+            template: None,
             validation_fraction: arguments.validation_fraction,
             fraction: 1.0,
             max_unreadable: arguments.max_unreadable.unwrap_or(UnreadableLimit::default().share),

@@ -1,7 +1,6 @@
 //! `vit train` and `vit finetune`: from a dataset to a trained model.
 
 mod machine;
-mod pairs;
 mod processes;
 mod resume;
 mod run;
@@ -15,9 +14,10 @@ use std::sync::Arc;
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use vit::{DeviceChoice, Precision};
-use vit_data::dataset::Validation;
+use vit_data::dataset::{self, Validation};
 use vit_data::loader::UnreadableLimit;
 use vit_graph::device::Device;
+use vit_models::clip::Clip;
 use vit_models::{builtin, variant};
 use vit_train::{
     Clock, Existing, ModelChoice, Recipe, RunFolder, RunSettings, Setup, Teaching, TrainerOptions, estimate,
@@ -41,6 +41,7 @@ Examples:
   vit train --data photos --model Ti/16 --recipe deit --set batch=64
   vit train --data photos --model deit_tiny_distilled_patch16_224 \\
             --recipe deit --teacher runs/resnet
+  vit train --data captioned.tar --model ViT-B-32
   vit train --data photos --dry-run
 
 --data takes a folder with a folder of images for each class (and, if there
@@ -51,7 +52,7 @@ status 130 (or 143, 138); `vit resume` continues. Under mpirun, srun or torchrun
 all their processes train one model.")]
 pub struct Arguments {
     /// The model, by name or in a form like Ti/4@32 [default: one that suits the
-    /// size of the images]
+    /// size of the images]; a CLIP or SigLIP learns from pairs of image and text
     #[arg(long, short, value_name = "NAME")]
     model: Option<String>,
     #[command(flatten)]
@@ -66,9 +67,9 @@ Examples:
   vit finetune vit_base --data flowers --image-size 384
   vit finetune vit_base --data flowers --freeze backbone
   vit finetune runs/photos-1 --data more_photos
-  vit finetune clip --pairs --data captioned.tar --out clip-mine
+  vit finetune clip --pairs --data captioned.tar
   vit finetune clip --pairs --data photos --template 'a photo of a {}' \\
-               --freeze image --out clip-mine
+               --freeze image
 
 The head is replaced by one for the new classes, starting from zero; position
 embeddings are resampled for another --image-size. Changes are reported before
@@ -84,9 +85,6 @@ pub struct FinetuneArguments {
     /// are captions, or words for --template
     #[arg(long)]
     pairs: bool,
-    /// A sentence with {} for the label, as in 'a photo of a {}'
-    #[arg(long, value_name = "TEXT", requires = "pairs")]
-    template: Option<String>,
     #[command(flatten)]
     common: TrainingArguments,
 }
@@ -110,6 +108,10 @@ struct TrainingArguments {
     /// read, as 5% or 0.05 [default: 5%]
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     max_unreadable: Option<f64>,
+    /// Of an image-text model: labels are words for this sentence with {} for the
+    /// label, as in 'a photo of a {}', and no captions
+    #[arg(long, value_name = "TEXT")]
+    template: Option<String>,
     /// Where the run is kept, a folder or s3://bucket/name [default: the first free
     /// runs/NAME-N]
     #[arg(long, short, value_name = "FOLDER")]
@@ -160,22 +162,26 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     if let Some(path) = model.as_ref().filter(|name| variant(name).is_none() && Path::new(name).exists()) {
         bail!("--model {path}: this is a path; `vit finetune {path}` trains a checkpoint or a run's model further");
     }
-    let recipe = common.recipe("small", &[])?;
+    let pairs = model.as_deref().and_then(variant).is_some_and(|v| v.architecture.downcast_ref::<Clip>().is_some());
+    let recipe = common.recipe(if pairs { "clip-pretrain" } else { "small" }, &[])?;
     let choice = model.as_deref().map_or(ModelChoice::Usual, ModelChoice::Named);
     common.processes.run(|member| common.begin(choice, model.clone().unwrap_or_default(), recipe, member))
 }
 
 pub fn finetune(arguments: FinetuneArguments) -> anyhow::Result<Outcome> {
-    let FinetuneArguments { model, freeze, pairs, template, common } = arguments;
+    let FinetuneArguments { model, freeze, pairs, common } = arguments;
     let checkpoint = model.path();
     checkpoints::exists(&checkpoint)?;
     if pairs {
-        let frozen_image = match freeze.as_deref() {
-            None => false,
-            Some("image") => true,
+        let freeze = match freeze.as_deref() {
+            None => None,
+            Some("image") => Some("model.freeze=[\"*\", \"!text.*\", \"!logit_*\"]".to_string()),
             Some(other) => bail!("--freeze {other}: with --pairs it should be `image`, for the image tower"),
         };
-        return pairs::run(&checkpoint, frozen_image, template.as_deref(), &common);
+        let recipe = common.recipe("clip", freeze.as_slice())?;
+        let checkpoint = absolute(&checkpoints::folder_of_config(&checkpoint))?;
+        let choice = ModelChoice::ImageText(&checkpoint);
+        return common.processes.run(|member| common.begin(choice, checkpoint.display().to_string(), recipe, member));
     }
     let freeze = freeze.map(|what| frozen(&what)).transpose()?;
     let recipe = common.recipe("finetune", freeze.as_slice())?;
@@ -192,7 +198,7 @@ fn absolute(model: &Path) -> std::io::Result<PathBuf> {
 /// The value of `--validation`, with a path made absolute.
 pub fn absolute_validation(given: &Path) -> std::io::Result<PathBuf> {
     match Validation::from_argument(given) {
-        Validation::Path(path) => vit_storage::absolute(&path),
+        Validation::Path(path) => dataset::absolute(&path),
         _ => Ok(given.into()),
     }
 }
@@ -249,8 +255,9 @@ impl TrainingArguments {
         self.reporting.apply();
         let settings = RunSettings {
             model,
-            data: vit_storage::absolute(&self.data)?,
+            data: dataset::absolute(&self.data)?,
             validation: self.validation.as_deref().map(absolute_validation).transpose()?,
+            template: self.template.clone(),
             validation_fraction: self.validation_fraction,
             fraction: self.fraction,
             max_unreadable: self.max_unreadable.unwrap_or(UnreadableLimit::default().share),

@@ -154,6 +154,16 @@ impl Observer for View {
                 (event["top1"], event["top5"]) = (m.top1.into(), m.top5.into());
                 format!("top-1 {}  top-5 {}  loss {:.4}", percent(m.top1), percent(m.top5), m.loss)
             }
+            TaskEvaluation::Pairs(evaluation) => {
+                let m = evaluation.metrics();
+                (event["image_to_text_r1"], event["image_to_text_r5"]) =
+                    (m.image_to_text_r1.into(), m.image_to_text_r5.into());
+                (event["text_to_image_r1"], event["text_to_image_r5"]) =
+                    (m.text_to_image_r1.into(), m.text_to_image_r5.into());
+                let [i1, i5] = [m.image_to_text_r1, m.image_to_text_r5].map(percent);
+                let [t1, t5] = [m.text_to_image_r1, m.text_to_image_r5].map(percent);
+                format!("image to text R@1 {i1} R@5 {i5}  text to image R@1 {t1} R@5 {t5}  loss {:.4}", m.loss)
+            }
             TaskEvaluation::Neighbours(evaluation) => {
                 event["knn"] = evaluation.metrics().top1.into();
                 format!("nearest neighbours {}", percent(evaluation.metrics().top1))

@@ -18,6 +18,13 @@ pub struct WordArguments {
     /// A file with one label per line
     #[arg(long, value_name = "FILE", help_heading = HEADING)]
     labels_file: Option<PathBuf>,
+    #[command(flatten)]
+    templates: TemplateArguments,
+}
+
+/// The sentences that labels are put into.
+#[derive(Args)]
+pub struct TemplateArguments {
     /// A sentence with {} for the label, as in 'a photo of a {}'; may be repeated:
     /// the embeddings are averaged
     #[arg(long, value_name = "TEXT", help_heading = HEADING)]
@@ -28,6 +35,27 @@ pub struct WordArguments {
     /// Cut texts that are longer than the model reads
     #[arg(long, help_heading = HEADING)]
     truncate: bool,
+}
+
+impl TemplateArguments {
+    /// Whether there are sentences.
+    pub fn are_given(&self) -> bool {
+        !self.template.is_empty() || self.templates.is_some()
+    }
+
+    /// An image-text model as a classifier of labels.
+    pub fn classifier(
+        &self,
+        checkpoint: Checkpoint,
+        labels: &[String],
+        options: &ModelOptions,
+    ) -> anyhow::Result<Checkpoint> {
+        let mut templates = self.template.clone();
+        if let Some(TemplateSet::Imagenet) = self.templates {
+            templates.extend(imagenet_templates().into_iter().map(String::from));
+        }
+        Ok(zero_shot(checkpoint, labels, &templates, self.truncate, options)?)
+    }
 }
 
 const HEADING: &str = "Labels in words (CLIP, SigLIP)";
@@ -41,19 +69,17 @@ impl WordArguments {
     /// A classifier of the labels, if there are any; otherwise the checkpoint as it is.
     pub fn classifier(&self, checkpoint: Checkpoint, options: &ModelOptions) -> anyhow::Result<Checkpoint> {
         let Some(labels) = self.labels()? else {
-            let unused = !self.template.is_empty() || self.templates.is_some();
-            ensure!(!unused, "--template and --templates need labels; add --labels or --labels-file");
+            ensure!(
+                !self.templates.are_given(),
+                "--template and --templates need labels; add --labels or --labels-file"
+            );
             ensure!(
                 !checkpoint.has_text_tower(),
                 "this model compares images with texts; give the labels to choose from, as in --labels 'a cat, a dog'"
             );
             return Ok(checkpoint);
         };
-        let mut templates = self.template.clone();
-        if let Some(TemplateSet::Imagenet) = self.templates {
-            templates.extend(imagenet_templates().into_iter().map(String::from));
-        }
-        Ok(zero_shot(checkpoint, &labels, &templates, self.truncate, options)?)
+        self.templates.classifier(checkpoint, &labels, options)
     }
 
     /// Whether there are labels.

@@ -99,13 +99,24 @@ fn a_model_is_trained_on_pairs_and_chooses_among_labels_afterwards() {
     images(&data, &[("cat", 20), ("dog", 200)], 8);
     let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
     let clip = model("hf_clip");
-    let finetune =
-        ["finetune", &clip, "--pairs", "--data", data, "--template", "a {}", "--batch", "4", "--epochs", "1"];
-    refused(&finetune, "--pairs needs --out, the folder of the trained model");
-    vit(finetune.into_iter().chain(["--device", "cpu", "--freeze", "image", "--out", out])).code(0);
+    let template = ["--template", "a {}"];
+    let finetune = ["finetune", &clip, "--pairs", "--data", data, "--batch", "4", "--epochs", "2", "--device", "cpu"];
+    let options = ["--freeze", "image", "--out", out];
+    vit(finetune.into_iter().chain(template).chain(options)).code(0);
     let metrics = std::fs::read_to_string(format!("{out}/metrics.csv")).unwrap();
-    assert_eq!(metrics.lines().count(), 5);
-    vit(["classify", data, "--model", out, "--labels", "cat, dog", "--template", "a {}"]).code(0);
+    assert!(metrics.lines().next().unwrap().contains("val/text_to_image_r1"), "{metrics}");
+    let resumed = vit(["resume", out]).code(0);
+    assert!(resumed.err.contains("this run is finished"), "{}", resumed.err);
+    vit(["classify", data, "--model", out, "--labels", "cat, dog"].into_iter().chain(template)).code(0);
+    let zero_shot = vit(["eval", out, "--data", data, "--split", "all", "--json"].into_iter().chain(template)).code(0);
+    assert_eq!(zero_shot.json()["samples"], 16);
+
+    refused(&["eval", "cifar10", "--data", data, "--template", "a {}"], "need a model with a text tower");
+    let image_model = ["finetune", "cifar10", "--pairs", "--data", data];
+    refused(&image_model, "this model has no text tower, which --pairs trains");
+    refused(&["train", "--data", data, "--template", "a {}"], "is for an image-text model");
+    let no_place = [&finetune[..], &["--template", "a photo"]].concat();
+    refused(&no_place, "the template `a photo` has no {} where the label goes");
 }
 
 #[test]

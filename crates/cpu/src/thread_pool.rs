@@ -158,8 +158,7 @@ impl ThreadPool {
         // lost.
         shared.state.store(call | OPEN, Ordering::SeqCst);
         if shared.asleep.load(Ordering::SeqCst) > 0 {
-            let _guard = shared.guard();
-            shared.work.notify_all();
+            shared.wake(&shared.work);
         }
 
         shared.run_tasks(task, tasks, 0);
@@ -191,10 +190,7 @@ impl ThreadPool {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        {
-            let _guard = self.shared.guard();
-            self.shared.work.notify_all();
-        }
+        self.shared.wake(&self.shared.work);
         for worker in self.workers.drain(..) {
             // A worker catches the panics of its tasks, so it does not end with one.
             let _ = worker.join();
@@ -205,6 +201,13 @@ impl Drop for ThreadPool {
 impl PoolState {
     fn guard(&self) -> MutexGuard<'_, ()> {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes the threads that sleep or have decided to: they decide under the lock. It is free again when they wake, since
+    /// a thread that wakes while it is held goes back to sleep.
+    fn wake(&self, sleepers: &Condvar) {
+        drop(self.guard());
+        sleepers.notify_all();
     }
 
     /// Runs tasks until none is left, first those of the thread's own share. A panic ends the call on all threads and
@@ -247,8 +250,7 @@ impl PoolState {
             }
             let state = self.state.fetch_sub(1, Ordering::AcqRel) - 1;
             if state & (OPEN | INSIDE) == 0 {
-                let _guard = self.guard();
-                self.done.notify_all();
+                self.wake(&self.done);
             }
         }
     }

@@ -121,6 +121,9 @@ fn all() -> Vec<Case> {
     all.push(attention(2, 32, 196, 1, false));
     all.push(attention(1, 40, 144, 2, false));
     all.push(attention(1, 32, 257, 1, false));
+    for (head, tokens) in [(64, 209), (64, 257), (80, 257), (64, 320)] {
+        all.push(attention(1, head, tokens, 0, false));
+    }
     all.push(cross_attention(7, 50));
     all.push(cross_attention(70, 20));
     for axes in [vec![0], vec![1], vec![2], vec![0, 2], vec![0, 1]] {
@@ -144,6 +147,19 @@ fn all() -> Vec<Case> {
         x.linear(&w, Some(&b)).gelu()
     }));
     all
+}
+
+/// In bf16, the gradient of as many heads as a GPU has multiprocessors is computed a head at a time.
+#[test]
+fn gradients_of_whole_heads_agree_with_the_reference() {
+    let device = match Cuda::new(0, Precision::Bf16) {
+        Ok(device) => device,
+        Err(reason) => return eprintln!("skipped: {reason}"),
+    };
+    let case = attention(72, 40, 257, 0, false);
+    for (output, difference) in check(&device, &case).unwrap() {
+        assert!(difference <= 2e-2, "{}: {output} differs by {difference:e}", case.name);
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use vit_conformance::{check_updates, updates};
 use vit_cuda::{Cuda, Precision};
 use vit_graph::autodiff::gradients;
 use vit_graph::device::{Device, Elements};
-use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, MovingAverage, Op, Parameter, Scale, Sgd};
+use vit_graph::ops::{Adam, CrossEntropy, GlobalNorm, Input, Lion, MovingAverage, Op, Parameter, Scale, Sgd};
 use vit_graph::reference::{self, Array, Bindings};
 use vit_graph::{DType, Graph, Init, Shape, Tensor, Type, Value};
 
@@ -29,6 +29,8 @@ fn training_step(optimiser: fn(f32) -> Op) -> Graph {
     };
     let targets = input("targets", Shape::from([6, 5]));
     let [rate, step, decay] = ["rate", "step", "decay"].map(|name| input(name, Shape::default()));
+    let is_scheduled = matches!(optimiser(0.1), Op::OptimiserUpdate(update) if update.scheduled_decay());
+    let factor = is_scheduled.then(|| input("factor", Shape::default()));
     let loss = graph.value(CrossEntropy, &[logits, targets]).unwrap();
     graph.set_output("loss", loss).unwrap();
     let parameters: Vec<(Value, Parameter)> =
@@ -51,6 +53,7 @@ fn training_step(optimiser: fn(f32) -> Op) -> Graph {
         let mut inputs = vec![*value, gradient];
         inputs.extend(&states);
         inputs.extend([own_rate, step, norm]);
+        inputs.extend(factor);
         let node = graph.add(op, &inputs).unwrap();
         for (output, target) in [*value].into_iter().chain(states).enumerate() {
             graph.update(target, Value { node, output }).unwrap();
@@ -66,18 +69,24 @@ fn training_step(optimiser: fn(f32) -> Op) -> Graph {
 }
 
 fn adam(weight_decay: f32, decoupled: bool, trust_ratio: bool) -> Op {
-    let clip = Some(1.0);
-    Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay, decoupled, trust_ratio, clip }.into()
+    adam_rule(weight_decay, decoupled, trust_ratio).into()
 }
 
-/// AdamW, Adam, LAMB, and SGD with and without Nesterov's momentum.
-fn optimisers() -> [fn(f32) -> Op; 5] {
+fn adam_rule(weight_decay: f32, decoupled: bool, trust_ratio: bool) -> Adam {
+    let clip = Some(1.0);
+    Adam { beta1: 0.9, beta2: 0.99, epsilon: 1e-8, weight_decay, decoupled, scheduled_decay: false, trust_ratio, clip }
+}
+
+/// AdamW, Adam, LAMB, SGD with and without Nesterov's momentum, and AdamW and Lion with a scheduled weight decay.
+fn optimisers() -> [fn(f32) -> Op; 7] {
     [
         |decay| adam(decay, true, false),
         |decay| adam(decay, false, false),
         |decay| adam(decay, true, decay > 0.0),
         |weight_decay| Sgd { momentum: 0.9, dampening: 0.0, nesterov: true, weight_decay, clip: Some(1.0) }.into(),
         |weight_decay| Sgd { momentum: 0.8, dampening: 0.1, nesterov: false, weight_decay, clip: None }.into(),
+        |decay| Adam { scheduled_decay: true, ..adam_rule(decay, true, false) }.into(),
+        |weight_decay| Lion { beta1: 0.9, beta2: 0.99, weight_decay, scheduled_decay: true, clip: None }.into(),
     ]
 }
 
@@ -99,7 +108,10 @@ fn steps(precision: Precision, optimiser: fn(f32) -> Op, tolerance: f64) {
     let inputs = |step: usize| {
         let targets: Vec<f32> = (0..30).map(|i| if i % 5 == (i / 5) % 5 { 1.0 } else { 0.0 }).collect();
         let x = values_of(&format!("x{step}"), 48);
-        [("x", x), ("targets", targets), ("rate", vec![0.02]), ("step", vec![step as f32]), ("decay", vec![0.9])]
+        let [rate, step] = [vec![0.02], vec![step as f32]];
+        let all = [("x", x), ("targets", targets), ("rate", rate), ("step", step), ("decay", vec![0.9])];
+        let has_factor = graph.inputs().any(|(_, input)| input.name == "factor");
+        all.into_iter().chain(has_factor.then(|| ("factor", vec![1.7])))
     };
     let mut executable = device.compile(&graph, &mut values).unwrap();
     for step in 1..=5 {
@@ -180,6 +192,9 @@ fn a_step_that_is_not_finite_changes_nothing() {
         }
         executable.write("step", Elements::F32(&[1.0])).unwrap();
         executable.write("decay", Elements::F32(&[0.5])).unwrap();
+        if graph.inputs().any(|(_, input)| input.name == "factor") {
+            executable.write("factor", Elements::F32(&[1.7])).unwrap();
+        }
         executable.run().unwrap();
         for (name, expected) in values {
             let mut found = vec![0.0; expected.len()];

@@ -10,7 +10,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The format is recognised: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX. Opening lists the
+//! The format is recognised: class folders, tar shards, Parquet, manifests, CIFAR binaries, IDX, or images by formula (`fractals:1000`, `contours:1000`). Opening lists the
 //! samples and their labels and decodes no image; a broken one is an error of [`Samples::image`]. Numeric labels get
 //! names from `classes.txt` beside the files, one per line, if the format has no place for them.
 
@@ -21,6 +21,7 @@ mod classes;
 mod custom;
 mod error;
 mod folders;
+mod generated;
 mod idx;
 mod labels;
 mod layout;
@@ -51,6 +52,7 @@ use std::sync::Arc;
 
 pub use custom::from_samples;
 pub use error::DatasetError;
+pub use generated::{absolute, is_formula};
 pub use listing::Skipped;
 pub use record::{Change, Fingerprint, Part, SampleChanges, SampleRecord};
 pub use report::{ClassCount, Report, ValidationFrom};
@@ -77,6 +79,10 @@ pub enum DatasetFormat {
     Cifar100,
     /// MNIST and similar datasets.
     Idx,
+    /// Images of iterated function systems, drawn when they are read.
+    Fractals,
+    /// Images of radial contours, drawn when they are read.
+    Contours,
     /// [`Samples`] of the caller.
     Custom,
 }
@@ -92,6 +98,8 @@ impl fmt::Display for DatasetFormat {
             DatasetFormat::Cifar10 => "CIFAR-10 binary",
             DatasetFormat::Cifar100 => "CIFAR-100 binary",
             DatasetFormat::Idx => "IDX",
+            DatasetFormat::Fractals => "fractals by formula",
+            DatasetFormat::Contours => "contours by formula",
             DatasetFormat::Custom => "samples of the program",
         })
     }
@@ -143,6 +151,9 @@ pub enum LabelRequirement {
     Required,
     /// They are samples without a label.
     Optional,
+    /// Images without a label are skipped, and labels are captions: samples are drawn from all images and not from each
+    /// class, and another dataset for validation has its own.
+    Captions,
 }
 
 /// Options of opening a dataset for training.
@@ -216,14 +227,16 @@ fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, Data
     let mut other_set = None;
     let mut validation = None;
     let from = validation_source(&listing, options)?;
+    let captions = options.read.labels == LabelRequirement::Captions;
+    let known = (!captions).then_some(&*classes);
     match &from {
         ValidationFrom::Path(path) => {
-            other_set = Some(open_split(path, None, Some(&classes), &options.read)?.samples);
+            other_set = Some(open_split(path, None, known, &options.read)?.samples);
         }
         ValidationFrom::Split(split) => validation = Some(listing.members(*split)),
         ValidationFrom::TestForLackOfValidation => validation = test.clone(),
         ValidationFrom::HeldOut { fraction } => {
-            let (kept, held_out) = choose::hold_out(&listing, &train, *fraction, options.seed);
+            let (kept, held_out) = choose::hold_out(&listing, &train, *fraction, options.seed, captions);
             train = kept;
             validation = Some(held_out);
         }
@@ -231,7 +244,7 @@ fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, Data
     }
     let mut unused = Vec::new();
     if options.fraction < 1.0 {
-        (train, unused) = choose::keep(&listing, &train, options.fraction, options.seed);
+        (train, unused) = choose::keep(&listing, &train, options.fraction, options.seed, captions);
     }
 
     let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
@@ -239,8 +252,9 @@ fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, Data
     let part = |chosen: Option<Vec<u32>>| chosen.map(|chosen| Arc::new(whole.part(chosen)));
     let (train, unused, test) = (Arc::new(whole.part(train)), Arc::new(whole.part(unused)), part(test));
     let validation = other_set.or_else(|| part(validation)).filter(|validation| !validation.is_empty());
-    let (samples, classes) = count([Some(&train), validation.as_ref(), test.as_ref()]);
-    let report = Report { format, samples, classes, empty, skipped, validation: from, unused: unused.len() };
+    let (samples, by_class) = count([Some(&train), validation.as_ref(), test.as_ref()]);
+    let report =
+        Report { format, samples, captions, classes: by_class, empty, skipped, validation: from, unused: unused.len() };
     Ok(Splits { train, validation, test, unused, report })
 }
 
@@ -338,6 +352,9 @@ enum OpenPurpose {
 
 /// Lists the dataset at `path`, at least as far as the purpose requires.
 fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<Listing, DatasetError> {
+    if let Some(listing) = generated::read(path)? {
+        return Ok(listing);
+    }
     let mut budget = store::Budget::new(options.limits);
     let (input, special) = recognise(path, options.labels)?;
     let mut listing = match input {
@@ -348,8 +365,8 @@ fn read(path: &Path, purpose: OpenPurpose, options: &ReadOptions) -> Result<List
             }
             match kind {
                 SourceKind::Tar => archive::read(path, &sources, &mut budget, options.labels)?,
-                SourceKind::Parquet => parquet::read(path, &sources, &mut budget)?,
-                SourceKind::Manifest => manifest::read(path, &sources)?,
+                SourceKind::Parquet => parquet::read(path, &sources, &mut budget, options.labels)?,
+                SourceKind::Manifest => manifest::read(path, &sources, options.labels)?,
                 SourceKind::Cifar => cifar::read(path, &sources, &mut budget)?,
                 SourceKind::Idx => idx::read(path, &sources, &mut budget)?,
             }
@@ -382,12 +399,14 @@ fn leave_out_other_splits(sources: &mut Vec<SourceFile>, asked: Option<Split>) {
     }
 }
 
-/// The number of samples in total and per class, in the order train, validation, test.
+/// The number of samples in total and per class of the training set, in the order train, validation, test.
 fn count(parts: [Option<&Arc<Dataset>>; 3]) -> (ClassCount, Vec<ClassCount>) {
     let [train, validation, test] = parts.map(|part| part.map_or(0, |part| part.len()));
     let [by_train, by_validation, by_test] = parts.map(|part| part.map(|part| part.class_counts()));
     let classes = parts[0].map_or(0, |train| train.classes().len());
-    let of = |counts: &Option<Vec<usize>>, class: usize| counts.as_ref().map_or(0, |counts| counts[class]);
+    let of = |counts: &Option<Vec<usize>>, class: usize| {
+        counts.as_ref().and_then(|counts| counts.get(class)).copied().unwrap_or(0)
+    };
     let by_class = (0..classes).map(|class| ClassCount {
         train: of(&by_train, class),
         validation: of(&by_validation, class),

@@ -20,6 +20,7 @@ pub mod augment;
 pub mod dataset;
 pub mod decode;
 pub mod files;
+mod formula;
 pub mod image;
 pub mod loader;
 pub mod mix;

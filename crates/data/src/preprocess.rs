@@ -35,6 +35,9 @@ pub trait ApplyPreprocess {
     /// The resized and cropped image before scaling. For a grey model it is grey.
     fn crop(&self, image: &Image) -> Result<Image, PreprocessError>;
 
+    /// The side of a square image that needs no resizing.
+    fn source_side(&self) -> usize;
+
     /// The part of an image of this size that becomes the model's input, in the image's pixels. It extends beyond the
     /// image where the input has a border.
     fn region(&self, width: usize, height: usize) -> Result<Region, PreprocessError>;
@@ -100,6 +103,11 @@ impl ApplyPreprocess for Preprocess {
             canvas[at..at + part.width() * 3].copy_from_slice(part.row(y));
         }
         Ok(Image::from_parts(width, height, canvas))
+    }
+
+    fn source_side(&self) -> usize {
+        let [height, width] = self.image_size;
+        (height.max(width) as f64 / self.crop_pct) as usize
     }
 
     fn region(&self, width: usize, height: usize) -> Result<Region, PreprocessError> {

@@ -44,4 +44,10 @@ pub trait Samples: Send + Sync {
 
     /// Reads and decodes a sample. Threads may call it concurrently.
     fn image(&self, index: usize) -> Result<Image, ImageError>;
+
+    /// The image of a sample for a pipeline that needs `side` pixels per side: images by formula are drawn at that size,
+    /// others have their own.
+    fn image_for(&self, index: usize, _side: usize) -> Result<Image, ImageError> {
+        self.image(index)
+    }
 }

@@ -21,6 +21,9 @@ use tokenizers::Tokenizer;
 use byte_pairs::BytePairs;
 pub use clean::Cleaning;
 
+/// Tokens of CLIP's vocabulary.
+const CLIP_VOCABULARY: usize = 49408;
+
 /// A tokeniser that cannot be read, or a text that it refuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
@@ -74,9 +77,26 @@ impl Tokeniser {
         Ok(Tokeniser { vocabulary: Vocabulary::Json(Box::new(tokenizer)), cleaning, context, padding })
     }
 
+    /// That of a model: of its files, or CLIP's if it has none and the vocabulary is as large. `None` if neither suits.
+    pub fn of_model(
+        files: Option<(&str, &Value)>,
+        vocabulary: usize,
+        context: usize,
+    ) -> Result<Option<Self>, TokeniseError> {
+        match files {
+            Some((tokenizer, config)) => Self::from_json(tokenizer, config, context).map(Some),
+            None => Ok((vocabulary == CLIP_VOCABULARY).then(|| Self::clip(context))),
+        }
+    }
+
     /// Tokens of a text, padding included.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// The id that texts are padded with.
+    pub fn padding(&self) -> i32 {
+        self.padding as i32
     }
 
     /// The tokens of a text. One that is too long is cut as the libraries do it: the end of the text is kept.

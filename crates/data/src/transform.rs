@@ -4,7 +4,8 @@
 
 use crate::augment::crop::{CropWindow, cut};
 use crate::augment::{
-    AutoAugment, ColourJitter, CropBox, Erasing, Fill, PolicyError, SampleRandom, Sampling, geometry, three_augment,
+    AutoAugment, ColourJitter, CropBox, Erasing, Fill, PolicyError, SampleRandom, Sampling, blur, enhance, geometry,
+    point, three_augment,
 };
 use crate::image::Image;
 use crate::preprocess::{ApplyPreprocess, Channel, Preprocess, PreprocessError, mean_colour};
@@ -69,6 +70,14 @@ pub struct Augmentation {
     pub three_augment: bool,
     /// Random brightness, contrast, saturation and hue.
     pub colour_jitter: ColourJitter,
+    /// Probability of the colour jitter.
+    pub colour_jitter_probability: f64,
+    /// Probability of grey, after the colour jitter.
+    pub grey: f64,
+    /// Probability of a Gaussian blur with a standard deviation of 0.1 to 2 pixels, after grey.
+    pub blur: f64,
+    /// Probability of solarizing at 128, after the blur.
+    pub solarize: f64,
     /// Random erasing, applied last.
     pub erasing: Erasing,
     /// Repeated augmentation: versions of an image per epoch. The epoch then shows fewer images, not more batches.
@@ -84,6 +93,10 @@ impl Default for Augmentation {
             auto_augment: None,
             three_augment: false,
             colour_jitter: ColourJitter::default(),
+            colour_jitter_probability: 1.0,
+            grey: 0.0,
+            blur: 0.0,
+            solarize: 0.0,
             erasing: Erasing::default(),
             repeated: 1,
         }
@@ -129,6 +142,10 @@ impl Augmentation {
         const RATIO: &str = "a range of numbers above 0";
         probability("flip", self.flip)?;
         probability("vertical_flip", self.vertical_flip)?;
+        probability("colour_jitter_probability", self.colour_jitter_probability)?;
+        probability("grey", self.grey)?;
+        probability("blur", self.blur)?;
+        probability("solarize", self.solarize)?;
         probability("erasing.probability", self.erasing.probability)?;
         between("erasing.area", self.erasing.area, 0.0, 1.0, AREA)?;
         between("erasing.aspect", self.erasing.aspect, 0.0, f64::MAX, RATIO)?;
@@ -191,6 +208,18 @@ impl TrainTransform {
     /// Values per image, of all its views.
     pub fn output_len(&self) -> usize {
         self.preprocess.output_len() + self.further_views.iter().map(TrainTransform::output_len).sum::<usize>()
+    }
+
+    /// The side of a square image that suits the transform: without resizing where the crop has a fixed size, and with room for
+    /// crops where their size is random.
+    pub fn source_side(&self) -> usize {
+        let [height, width] = self.preprocess.image_size;
+        let own = match self.augmentation.crop {
+            Crop::Centre => self.preprocess.source_side(),
+            Crop::Resized { .. } => height.max(width) * 3 / 2,
+            Crop::Padded { .. } => height.max(width),
+        };
+        self.further_views.iter().map(TrainTransform::source_side).fold(own, usize::max)
     }
 
     /// The model's preprocessing.
@@ -264,7 +293,18 @@ impl TrainTransform {
         if settings.three_augment {
             three_augment(&mut augmented, random);
         }
-        settings.colour_jitter.apply(&mut augmented, random);
+        if settings.colour_jitter_probability >= 1.0 || random.chance(settings.colour_jitter_probability) {
+            settings.colour_jitter.apply(&mut augmented, random);
+        }
+        if settings.grey > 0.0 && random.chance(settings.grey) {
+            enhance::to_grey(&mut augmented);
+        }
+        if settings.blur > 0.0 && random.chance(settings.blur) {
+            blur::gaussian_blur(&mut augmented, random.range(0.1, 2.0));
+        }
+        if settings.solarize > 0.0 && random.chance(settings.solarize) {
+            point::solarize(&mut augmented, 128.0);
+        }
         if self.channels.len() == 1 {
             augmented = augmented.to_grey();
         }

@@ -252,6 +252,48 @@ fn flips_have_their_share() {
     }
 }
 
+/// What DINO adds to the crops: each operation has its share, and they follow one another in the order of its code.
+#[test]
+fn grey_blur_and_solarizing_have_their_shares() {
+    let image = gradient(8, 8);
+    let preprocess = Preprocess { image_size: [8, 8], crop_pct: 1.0, ..Preprocess::default() };
+    let count = |augmentation: Augmentation, matches: &dyn Fn(&Image) -> bool| {
+        let transform = TrainTransform::new(&preprocess, &augmentation).unwrap();
+        (0..2000).filter(|sample| matches(&transform.augmented(&image, &mut random(*sample)).unwrap())).count()
+    };
+    let close = |found: usize, share: f64| assert!((found as f64 - 2000.0 * share).abs() < 110.0, "{found} {share}");
+    let plain = || Augmentation::default();
+    let changed = |found: &Image| *found != image;
+
+    let mut grey = image.clone();
+    enhance::to_grey(&mut grey);
+    close(count(Augmentation { grey: 0.2, ..plain() }, &|found| *found == grey), 0.2);
+    let mut solarized = image.clone();
+    point::solarize(&mut solarized, 128.0);
+    close(count(Augmentation { solarize: 0.3, ..plain() }, &|found| *found == solarized), 0.3);
+    // A small deviation changes no byte.
+    let softened = count(Augmentation { blur: 1.0, ..plain() }, &changed);
+    assert!(softened > 1700, "{softened}");
+    let half = count(Augmentation { blur: 0.5, ..plain() }, &changed);
+    close(half, 0.5 * softened as f64 / 2000.0);
+    let jitter = ColourJitter { brightness: 0.4, contrast: 0.4, saturation: 0.2, hue: 0.1 };
+    let jittered = Augmentation { colour_jitter: jitter, colour_jitter_probability: 0.8, ..plain() };
+    close(count(jittered, &changed), 0.8);
+    let mut both = grey;
+    point::solarize(&mut both, 128.0);
+    assert_eq!(count(Augmentation { grey: 1.0, solarize: 1.0, ..plain() }, &|found| *found == both), 2000);
+
+    for wrong in [
+        Augmentation { grey: 1.5, ..plain() },
+        Augmentation { blur: -0.1, ..plain() },
+        Augmentation { solarize: f64::NAN, ..plain() },
+        Augmentation { colour_jitter_probability: 2.0, ..plain() },
+    ] {
+        let error = TrainTransform::new(&preprocess, &wrong).unwrap_err().to_string();
+        assert!(error.contains("must be a probability from 0 to 1"), "{error}");
+    }
+}
+
 #[test]
 fn erasing_overwrites_what_it_should() {
     let erased = |erasing: Erasing, sample: u64| {

@@ -81,6 +81,10 @@ fn busy() -> LoaderSettings {
         auto_augment: Some("rand-m9-mstd0.5-inc1".to_owned()),
         three_augment: true,
         colour_jitter: ColourJitter { hue: 0.1, ..ColourJitter::uniform(0.4) },
+        colour_jitter_probability: 0.8,
+        grey: 0.2,
+        blur: 0.3,
+        solarize: 0.2,
         erasing: Erasing { probability: 0.25, ..Erasing::default() },
         repeated: 1,
     };

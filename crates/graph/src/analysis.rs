@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::memory::storage;
+use crate::memory::root_of;
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
@@ -36,10 +36,10 @@ pub fn in_place_updates(graph: &Graph, supported: impl Fn(NodeId) -> bool) -> Ha
     let mut last_consumer: HashMap<Value, NodeId> = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate() {
         node.inputs.iter().for_each(|&input| {
-            last_consumer.insert(storage(graph, input), id);
+            last_consumer.insert(root_of(graph, input), id);
         });
     }
-    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
+    let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| root_of(graph, *v)).collect();
     let in_place = |(parameter, new): &(Value, Value)| {
         let node = graph.node(new.node);
         let mut pairs = node.op.in_place().iter();

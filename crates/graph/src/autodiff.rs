@@ -5,14 +5,14 @@ use crate::{Graph, GraphError, NodeId, Phase, Value};
 
 /// The gradients of a scalar `loss` with respect to each of `wrt`; zeros where the loss does not depend on it.
 pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Value>, GraphError> {
-    differentiate(graph, &[loss], wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
+    differentiate(graph, &[(loss, None)], wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
 }
 
 /// Adds the gradients of a scalar `loss` to `sums`, each as soon as it is computed, so that its memory can be reused.
 /// `wrt` must be parameters: the sum of any other value would be propagated to that value's inputs.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
     let sums: Vec<Option<Value>> = sums.iter().copied().map(Some).collect();
-    differentiate(graph, &[loss], wrt, &sums, &mut |_, _, gradient| Ok(gradient))
+    differentiate(graph, &[(loss, None)], wrt, &sums, &mut |_, _, gradient| Ok(gradient))
 }
 
 /// Replaces the gradient of `wrt[index]` by what it returns.
@@ -28,42 +28,58 @@ pub fn finish_gradients(
     finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
     let sums = sums.map_or(vec![None; wrt.len()], |sums| sums.iter().copied().map(Some).collect());
-    differentiate(graph, losses, wrt, &sums, finish)
+    let starts: Vec<Start> = losses.iter().map(|loss| (*loss, None)).collect();
+    differentiate(graph, &starts, wrt, &sums, finish)
 }
+
+/// The rest of a backward pass: the gradients with respect to `wrt` from those of `values`, which are given. `finish` as in
+/// [`finish_gradients`].
+pub fn continue_gradients(
+    graph: &mut Graph,
+    values: &[(Value, Value)],
+    wrt: &[Value],
+    finish: FinishGradient,
+) -> Result<Vec<Value>, GraphError> {
+    let starts: Vec<Start> = values.iter().map(|(value, gradient)| (*value, Some(*gradient))).collect();
+    differentiate(graph, &starts, wrt, &vec![None; wrt.len()], finish)
+}
+
+/// A value that a backward pass starts from, and its gradient; of a loss that is 1.
+type Start = (Value, Option<Value>);
 
 fn differentiate(
     graph: &mut Graph,
-    losses: &[Value],
+    starts: &[Start],
     wrt: &[Value],
     sums: &[Option<Value>],
     finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
-    graph.restoring_place(|graph| append_backward(graph, losses, wrt, sums, finish))
+    graph.restoring_place(|graph| append_backward(graph, starts, wrt, sums, finish))
 }
 
 fn append_backward(
     graph: &mut Graph,
-    losses: &[Value],
+    starts: &[Start],
     wrt: &[Value],
     sums: &[Option<Value>],
     finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
-    if let Some(loss) = losses.iter().find(|loss| graph.shape(**loss).elements() != 1) {
+    if let Some((loss, _)) = starts.iter().find(|(loss, dy)| dy.is_none() && graph.shape(*loss).elements() != 1) {
         return Err(GraphError::Gradient {
             op: graph.node(loss.node).op.name(),
             scope: graph.node(loss.node).scope.clone(),
             reason: format!("the loss should be a scalar, not {}", graph.ty(*loss)),
         });
     }
-    let last = losses.iter().map(|loss| loss.node).max().unwrap_or(0);
+    let last = starts.iter().map(|(value, _)| value.node).max().unwrap_or(0);
     let differentiated = depends_on(graph, last, wrt);
     // The gradients with respect to each output of each node, as far as they are known.
     let mut upstream: Vec<Vec<Option<Value>>> =
         graph.nodes()[..=last].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let phase = graph.set_phase(Phase::Backward);
-    for loss in losses {
-        let shape = graph.shape(*loss).clone();
-        upstream[loss.node][loss.output] = Some(graph.fill(shape, 1.0)?);
+    for (value, gradient) in starts {
+        let shape = graph.shape(*value).clone();
+        upstream[value.node][value.output] = Some(gradient.map_or_else(|| graph.fill(shape, 1.0), Ok)?);
     }
     for (v, sum) in wrt.iter().zip(sums).filter(|(v, sum)| sum.is_some() && v.node <= last) {
         upstream[v.node][v.output] = *sum;
@@ -71,7 +87,7 @@ fn append_backward(
 
     // A gradient is complete after the first node between value and loss that reads the value: the backward pass visits it
     // last.
-    let needed = needed_for(graph, losses, last);
+    let needed = needed_for(graph, starts, last);
     let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); last + 1];
     for (i, v) in wrt.iter().enumerate() {
         let reads = |node: &NodeId| needed[*node] && graph.node(*node).inputs.contains(v);
@@ -124,10 +140,10 @@ fn append_backward(
     Ok(finished.into_iter().flatten().collect())
 }
 
-/// Which nodes up to `last` the losses depend on, themselves included.
-fn needed_for(graph: &Graph, losses: &[Value], last: NodeId) -> Vec<bool> {
+/// Which nodes up to `last` the starts depend on, themselves included.
+fn needed_for(graph: &Graph, starts: &[Start], last: NodeId) -> Vec<bool> {
     let mut needed = vec![false; last + 1];
-    losses.iter().for_each(|loss| needed[loss.node] = true);
+    starts.iter().for_each(|(value, _)| needed[value.node] = true);
     for id in (0..=last).rev() {
         if needed[id] {
             graph.node(id).inputs.iter().for_each(|input| needed[input.node] = true);

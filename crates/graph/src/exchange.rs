@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::GraphError;
-use crate::memory::storage;
+use crate::memory::root_of;
 use crate::ops::{AllGather, Op, ReduceScatter, Shards};
 use crate::{Graph, NodeId, Value};
 
@@ -128,7 +128,7 @@ impl ExchangeBuckets {
         for (id, node) in graph.nodes().iter().enumerate() {
             // A bucket is complete before any of its values is read.
             let members = nodes.last().filter(|_| open.is_some());
-            if members.is_some_and(|m| node.inputs.iter().any(|&v| m.contains(&storage(graph, v).node))) {
+            if members.is_some_and(|m| node.inputs.iter().any(|&v| m.contains(&root_of(graph, v).node))) {
                 open = None;
             }
             let Some(collective) = Collective::of(&node.op).filter(|_| computed(id)) else { continue };
@@ -162,7 +162,7 @@ impl ExchangeBuckets {
 
     /// The bucket that a value is exchanged in, if it is.
     pub fn of_value(&self, graph: &Graph, value: Value) -> Option<usize> {
-        let root = storage(graph, value).node;
+        let root = root_of(graph, value).node;
         let is_exchanged = Collective::of(&graph.node(root).op).is_some();
         self.nodes.iter().position(|nodes| is_exchanged && nodes.contains(&root))
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::memory::storage;
+use crate::memory::root_of;
 use crate::ops::{Constant, Input, Op, Operation, Parameter, Scale};
 use crate::{GraphError, Shape, Type};
 
@@ -194,7 +194,7 @@ impl Graph {
         if self.outputs.iter().any(|(n, _)| n == name) {
             return Err(GraphError::DuplicateName(name.into()));
         }
-        let root = storage(self, value);
+        let root = root_of(self, value);
         let changes = self.updates.iter().any(|(parameter, _)| *parameter == root);
         let value = if changes { self.copied(value)? } else { value };
         self.outputs.push((name.into(), value));
@@ -244,11 +244,11 @@ impl Graph {
         }
         // Devices overwrite parameters one after another at the end of a run, and outputs are read after it. So a new
         // value must not share the memory of another parameter, nor an output that of an updated one.
-        let root = storage(self, new);
+        let root = root_of(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
         let new = if of_another { self.copied(new)? } else { new };
         for i in 0..self.outputs.len() {
-            if storage(self, self.outputs[i].1) == parameter {
+            if root_of(self, self.outputs[i].1) == parameter {
                 self.outputs[i].1 = self.copied(self.outputs[i].1)?;
             }
         }

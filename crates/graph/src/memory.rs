@@ -105,13 +105,13 @@ impl MemoryPlan {
         for (id, node) in nodes.iter().enumerate() {
             let read_at = (required.runs_with)(id).max(id);
             for &input in &node.inputs {
-                let root = storage(graph, input);
+                let root = root_of(graph, input);
                 last_read[root.node][root.output] = last_read[root.node][root.output].max(read_at);
             }
         }
         let outputs = graph.outputs().iter().map(|(_, value)| value);
         for value in outputs.chain(graph.updates().iter().map(|(_, value)| value)) {
-            let root = storage(graph, *value);
+            let root = root_of(graph, *value);
             last_read[root.node][root.output] = end;
         }
 
@@ -209,7 +209,7 @@ impl MemoryPlan {
 
     /// The range of a value; `None` if it is outside the arena or an unused output that no kernel writes.
     pub fn range(&self, graph: &Graph, value: Value) -> Option<ArenaRange> {
-        let root = storage(graph, value);
+        let root = root_of(graph, value);
         self.values[root.node][root.output]
     }
 
@@ -223,14 +223,14 @@ impl MemoryPlan {
 fn overwritten(graph: &Graph, value: Value, required: &MemoryRequirements) -> Option<Value> {
     let node = graph.node(value.node);
     let (input, _) = *node.op.in_place().iter().find(|(_, output)| *output == value.output)?;
-    let old = storage(graph, *node.inputs.get(input)?);
-    let reads = node.inputs.iter().filter(|&&v| storage(graph, v) == old).count();
+    let old = root_of(graph, *node.inputs.get(input)?);
+    let reads = node.inputs.iter().filter(|&&v| root_of(graph, v) == old).count();
     let alone = (required.runs_with)(value.node) == value.node;
     ((required.in_place)(value.node) && alone && reads == 1).then_some(old)
 }
 
-/// The value whose memory this one shares: itself, or the input of the reshapes that it results from.
-pub fn storage(graph: &Graph, mut value: Value) -> Value {
+/// The value whose memory this one shares: itself, or for a chain of reshapes, which are views, the input of the first.
+pub fn root_of(graph: &Graph, mut value: Value) -> Value {
     while let Op::Reshape(_) = graph.node(value.node).op {
         value = graph.node(value.node).inputs[0];
     }

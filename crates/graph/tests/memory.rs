@@ -1,6 +1,6 @@
 //! Values with overlapping live ranges never share memory, and others do.
 
-use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, MemoryRequirements, storage};
+use vit_graph::memory::{ALIGNMENT, ArenaRange, MemoryPlan, MemoryRequirements, root_of};
 use vit_graph::ops::{Attention, Constant, Op, Rotary, RotaryPairs};
 use vit_graph::{DType, Graph, Init, Tensor, Value};
 
@@ -14,17 +14,17 @@ fn live_ranges(graph: &Graph, plan: &MemoryPlan) -> Vec<(usize, usize, ArenaRang
         }
         for output in 0..n.outputs.len() {
             let value = Value { node, output };
-            if storage(graph, value) != value {
+            if root_of(graph, value) != value {
                 continue;
             }
             let Some(range) = plan.range(graph, value) else { continue };
             let mut last = node;
             for (consumer, c) in graph.nodes().iter().enumerate() {
-                if c.inputs.iter().any(|&v| storage(graph, v) == value) {
+                if c.inputs.iter().any(|&v| root_of(graph, v) == value) {
                     last = last.max(consumer);
                 }
             }
-            if graph.outputs().iter().any(|(_, v)| storage(graph, *v) == value) {
+            if graph.outputs().iter().any(|(_, v)| root_of(graph, *v) == value) {
                 last = end;
             }
             let first = if matches!(n.op, Op::Input(_)) { 0 } else { node };

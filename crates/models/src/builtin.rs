@@ -13,7 +13,8 @@ use crate::weights::{names, safetensors};
 pub const NAME: &str = "cifar10";
 
 const CONFIG: &str = include_str!("../builtin/cifar10/config.json");
-const WEIGHTS: &[u8] = include_bytes!("../builtin/cifar10/model.safetensors");
+// As a constant it would be copied into each function that names it, and with those into the crate's metadata.
+static WEIGHTS: &[u8] = include_bytes!("../builtin/cifar10/model.safetensors");
 
 /// Whether a path means the built-in model: it is its name, and there is no such file.
 pub fn is_meant(path: &Path) -> bool {

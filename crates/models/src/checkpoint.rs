@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use vit_graph::device::Parameters;
 use vit_graph::ops::Parameter;
 use vit_preprocess::Preprocess;
@@ -66,8 +66,10 @@ pub struct TokenizerFiles {
 impl TokenizerFiles {
     const TOKENIZER: &str = "tokenizer.json";
     const CONFIG: &str = "tokenizer_config.json";
+    const OPEN_CLIP_CLEANING: &str = "open_clip_clean";
 
-    fn read(folder: &Path) -> Result<Option<Self>, ModelError> {
+    /// Those of a model's folder.
+    pub fn read(folder: &Path) -> Result<Option<Self>, ModelError> {
         let path = folder.join(Self::TOKENIZER);
         match regular_file::read_to_string(&path) {
             Ok(tokenizer) => {
@@ -79,13 +81,28 @@ impl TokenizerFiles {
         }
     }
 
+    /// Has texts cleaned as OpenCLIP does, unless the configuration says how.
+    fn clean_as(&mut self, cleaning: &str) {
+        if self.config.is_null() {
+            self.config = json!({});
+        }
+        if let Value::Object(config) = &mut self.config {
+            config.entry(Self::OPEN_CLIP_CLEANING).or_insert_with(|| cleaning.into());
+        }
+    }
+
+    /// The names of the files and their text.
+    pub fn files(&self) -> impl Iterator<Item = (&'static str, Cow<'_, str>)> {
+        let config = (!self.config.is_null()).then(|| format!("{:#}\n", self.config).into());
+        let tokenizer = (Self::TOKENIZER, Cow::Borrowed(self.tokenizer.as_str()));
+        std::iter::once(tokenizer).chain(config.map(|config| (Self::CONFIG, config)))
+    }
+
     fn write(&self, folder: &Path) -> Result<(), ModelError> {
-        let written = |name: &str, text: &str| {
+        self.files().try_for_each(|(name, text)| {
             let path = folder.join(name);
-            atomic_file::write(&path, text).map_err(|error| ModelError::Io { path, error })
-        };
-        written(Self::TOKENIZER, &self.tokenizer)?;
-        if self.config.is_null() { Ok(()) } else { written(Self::CONFIG, &format!("{:#}\n", self.config)) }
+            atomic_file::write(&path, text.as_bytes()).map_err(|error| ModelError::Io { path, error })
+        })
     }
 }
 
@@ -141,6 +158,7 @@ impl Checkpoint {
         let metadata = fs::metadata(path).map_err(|error| ModelError::Io { path: path.into(), error })?;
         let folder = if metadata.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
         let open_clip = if metadata.is_dir() { read_open_clip(folder)? } else { None };
+        let from_open_clip = open_clip.is_some();
         let source = match options.weights {
             Some(weights) => weights.to_path_buf(),
             None if open_clip.is_some() => find_open_clip_weights(path)?,
@@ -207,7 +225,13 @@ impl Checkpoint {
         }
         let image_size = options.image_size.unwrap_or(config.preprocessing.image_size);
         let has_text = config.architecture.downcast_ref::<Clip>().is_some();
-        let tokenizer = if has_text { TokenizerFiles::read(folder)? } else { None };
+        let mut tokenizer = if has_text { TokenizerFiles::read(folder)? } else { None };
+        if from_open_clip
+            && let Some(files) = &mut tokenizer
+            && let Some(json) = read_json(&folder.join(open_clip::CONFIG))?
+        {
+            files.clean_as(open_clip::cleaning(&json));
+        }
         let mut checkpoint = Checkpoint { config, weights, scheme, source, report, tokenizer };
         checkpoint.change(Changes { image_size: Some(image_size), ..Changes::default() })?;
         Ok(checkpoint)

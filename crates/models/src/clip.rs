@@ -11,13 +11,17 @@ mod text;
 mod variants;
 
 pub use text::{TextPooling, TextTower};
+pub use variants::variants;
 
-use vit_graph::ops::MatMul;
+use vit_graph::ops::{Constant, MatMul};
 use vit_graph::{DType, Graph, GraphError, Init, Tensor};
 
 use crate::architecture::Network;
 use crate::layers::{Building, Forward, Mode};
 use crate::vit::Vit;
+
+/// The parameter whose exponential scales cosines to logits.
+pub const LOGIT_SCALE: &str = "logit_scale";
 
 /// One image-text model.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,6 +79,12 @@ impl Clip {
     }
 
     fn run(&self, image: &Tensor, extents: PairExtents, building: &Building) {
+        let (image_embeds, text_embeds) = self.embed(image, extents, building);
+        self.logits(&image_embeds, &text_embeds).output("logits_per_image");
+    }
+
+    /// The embeddings of images and texts.
+    fn embed(&self, image: &Tensor, extents: PairExtents, building: &Building) -> (Tensor, Tensor) {
         let PairExtents { texts, masked, .. } = extents;
         let inputs = TextInputs {
             ids: image.another_input("ids", DType::I32, [texts, self.text.context]),
@@ -83,20 +93,56 @@ impl Clip {
         };
         let image_embeds = Forward { net: &self.image, building }.run(image);
         let text_embeds = Forward { net: &self.text, building }.run(&inputs);
-        self.logits(&image_embeds, &text_embeds).output("logits_per_image");
+        (image_embeds, text_embeds)
     }
 
-    /// Cosines of all pairs, scaled; figure 3 of the CLIP paper, algorithm 1 of the SigLIP paper.
-    fn logits(&self, image_embeds: &Tensor, text_embeds: &Tensor) -> Tensor {
+    /// The logits `[images, texts]` of all pairs: cosines, scaled; figure 3 of the CLIP paper, algorithm 1 of the SigLIP
+    /// paper.
+    pub fn logits(&self, image_embeds: &Tensor, text_embeds: &Tensor) -> Tensor {
+        let (scale, bias) = self.scale_and_bias(image_embeds);
+        let cosines = image_embeds.apply(MatMul { transpose_a: false, transpose_b: true }, &[text_embeds]);
+        match bias {
+            None => cosines * scale,
+            Some(bias) => cosines * scale + bias,
+        }
+    }
+
+    fn scale_and_bias(&self, of: &Tensor) -> (Tensor, Option<Tensor>) {
         let (temperature, bias) = match self.pairing {
             Pairing::Softmax => (1.0 / 0.07, None),
             Pairing::Sigmoid => (10.0, Some(-10.0)),
         };
-        let scale = image_embeds.parameter("logit_scale", [1], Init::Constant(f32::ln(temperature))).exp();
-        let cosines = image_embeds.apply(MatMul { transpose_a: false, transpose_b: true }, &[text_embeds]);
-        match bias {
-            None => cosines * scale,
-            Some(bias) => cosines * scale + image_embeds.parameter("logit_bias", [1], Init::Constant(bias)),
+        let scale = of.parameter(LOGIT_SCALE, [1], Init::Constant(f32::ln(temperature))).exp();
+        (scale, bias.map(|bias| of.parameter("logit_bias", [1], Init::Constant(bias))))
+    }
+
+    /// The largest `logit_scale` in training: CLIP's is clipped, so that no logit is scaled by more than 100 (section 2.5 of
+    /// the paper).
+    pub fn max_logit_scale(&self) -> Option<f32> {
+        (self.pairing == Pairing::Softmax).then(|| f32::ln(100.0))
+    }
+
+    /// The graph of pairs whose logits are compared on the host. Output: `factors [pairs, 2, w]`; the logit of an image and a
+    /// text is the inner product of the image's row 0 and the text's row 1.
+    pub fn build_factors(&self, pairs: usize) -> Result<Graph, GraphError> {
+        let Vit { channels, image_size, .. } = self.image;
+        let (image, building) = Building::start(pairs, channels, image_size, Mode::Inference, &self.rates());
+        match self.contradiction() {
+            Some(reason) => drop(image.refuse(self.kind(), reason)),
+            None => {
+                let extents = PairExtents { images: pairs, texts: pairs, masked: false };
+                let (image_embeds, text_embeds) = self.embed(&image, extents, &building);
+                let (scale, bias) = self.scale_and_bias(&image);
+                let (mut left, mut right) = (image_embeds * scale, text_embeds);
+                if let Some(bias) = bias {
+                    let ones = image.constant(Constant::filled([pairs, 1], 1.0));
+                    left = Tensor::concat(&[&left, &(ones.clone() * bias)], 1);
+                    right = Tensor::concat(&[&right, &ones], 1);
+                }
+                let width = left.extent(1);
+                Tensor::concat(&[&left, &right], 1).reshape([pairs, 2, width]).output("factors");
+            }
         }
+        image.finish()
     }
 }

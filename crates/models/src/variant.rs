@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use crate::architecture::Architecture;
+use crate::clip::{self, Clip};
 use crate::registry::registered;
 use vit_preprocess::Preprocess;
 
@@ -35,6 +36,9 @@ impl Variant {
 
     /// The head of the published weights: classes, an embedding that texts are compared with, or none.
     pub fn head(&self) -> String {
+        if let Some(clip) = self.architecture.downcast_ref::<Clip>() {
+            return format!("embedding of {}", clip.text.embed_dim);
+        }
         match self.architecture.classes() {
             0 => "none".into(),
             width if width != 1000 && ["clip", "_mci_", "_pe_"].iter().any(|part| self.name.contains(part)) => {
@@ -45,7 +49,7 @@ impl Variant {
     }
 }
 
-/// All published variants.
+/// All published models of images; those of images and texts are [`clip::variants`].
 pub fn variants() -> Vec<Variant> {
     registered().into_iter().flat_map(|architecture| (architecture.variants)()).collect()
 }
@@ -64,7 +68,8 @@ pub fn variant(name: &str) -> Option<Variant> {
 
 /// The known names nearest to one that is not known.
 pub fn suggestions(name: &str) -> Vec<String> {
-    let mut scored: Vec<(usize, String)> = variants().into_iter().map(|v| (distance(name, &v.name), v.name)).collect();
+    let all = variants().into_iter().chain(clip::variants());
+    let mut scored: Vec<(usize, String)> = all.map(|v| (distance(name, &v.name), v.name)).collect();
     scored.sort();
     scored.into_iter().filter(|(d, n)| *d <= n.len() / 2).take(3).map(|(_, name)| name).collect()
 }

@@ -14,7 +14,8 @@ use crate::ServeOptions;
 use crate::engine::{Engine, EngineError};
 use crate::http::{ApiKeys, App, Tls, listener, router};
 
-/// Threads that move bytes and parse bodies. Decoding and computation have their own.
+/// Threads that move bytes and parse bodies: one for every two cores, up to this many. Decoding and computation have
+/// their own. Of several idle threads, one waits for sockets, and an answer wakes another one and it.
 const MAX_THREADS: usize = 4;
 /// Blocking work that is left when the server ends.
 const LEFT_OVER: Duration = Duration::from_secs(1);
@@ -82,7 +83,8 @@ impl Server {
         let cors = router::cors(&options.cors_origins)?;
         let (listener, address) = bind(options.bind)?;
         let admin = options.admin_bind.map(bind).transpose()?;
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / 2).clamp(1, MAX_THREADS);
         let runtime = Builder::new_multi_thread()
             .worker_threads(threads)
             .thread_name("vit-http")

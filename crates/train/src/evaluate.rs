@@ -1,9 +1,12 @@
 //! Evaluation of a model on a dataset, during training and afterwards.
 
 pub(crate) mod evaluator;
+mod features;
 pub(crate) mod held_out;
 pub mod metrics;
 pub(crate) mod neighbours;
+pub(crate) mod pairs;
+pub mod probe;
 pub(crate) mod pseudo_labels;
 pub(crate) mod report;
 
@@ -12,6 +15,7 @@ use vit_data::loader::Unreadable;
 use vit_graph::device::{Device, Parameters};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
+use vit_models::clip::Clip;
 use vit_models::{Config, Mode};
 
 use crate::error::TrainError;
@@ -20,6 +24,7 @@ use crate::recipe::Recipe;
 use crate::run::folder::columns;
 use evaluator::{Evaluated, EvaluationEffort, Evaluator};
 use metrics::{ClassMetrics, Evaluation, MultiLabelEvaluation};
+use pairs::PairEvaluation;
 
 /// How to evaluate.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,15 +42,19 @@ pub(crate) fn evaluation_batch(recipe: &Recipe) -> usize {
     (recipe.batch / (recipe.accumulate.max(1) * recipe.parts.max(1))).clamp(1, 256)
 }
 
-/// The model's graph for evaluation: its logits, or its features if it is pre-trained without labels.
+/// The model's graph for evaluation: its logits, its features if it is pre-trained without labels, or the factors of the
+/// logits of pairs.
 pub(crate) fn inference(config: &Config, batch: usize) -> Result<Graph, GraphError> {
+    if let Some(clip) = config.architecture.downcast_ref::<Clip>() {
+        return clip.build_factors(batch);
+    }
     let mut graph = config.architecture.build(batch, Mode::Inference)?;
     let output = if config.architecture.pretraining().is_some() { "features" } else { "logits" };
     graph.retain_outputs(|name| name == output);
     eliminate_dead_code(&graph)
 }
 
-/// The evaluation of a single-label or multi-label classifier.
+/// The evaluation of a classifier or of an image-text model.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TaskEvaluation {
     /// One label per image.
@@ -54,6 +63,8 @@ pub enum TaskEvaluation {
     Multi(MultiLabelEvaluation),
     /// One label per image, by the votes of nearest neighbours.
     Neighbours(Box<Evaluation>),
+    /// Pairs of image and text.
+    Pairs(Box<PairEvaluation>),
 }
 
 impl TaskEvaluation {
@@ -64,10 +75,11 @@ impl TaskEvaluation {
                 evaluation.metrics().samples as usize
             }
             TaskEvaluation::Multi(evaluation) => evaluation.metrics().samples,
+            TaskEvaluation::Pairs(evaluation) => evaluation.metrics().samples,
         }
     }
 
-    /// The metrics of every class; in a multi-label evaluation with the average precision of classes that have samples.
+    /// The metrics of every class, which pairs do not have; in a multi-label evaluation with the average precision of classes that have samples.
     pub fn per_class(&self) -> Vec<(ClassMetrics, Option<f64>)> {
         match self {
             TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => {
@@ -76,6 +88,7 @@ impl TaskEvaluation {
             TaskEvaluation::Multi(evaluation) => {
                 evaluation.per_class().into_iter().zip(evaluation.average_precisions()).collect()
             }
+            TaskEvaluation::Pairs(_) => Vec::new(),
         }
     }
 
@@ -85,6 +98,7 @@ impl TaskEvaluation {
             TaskEvaluation::Single(evaluation) => (columns::VAL_TOP1, evaluation.metrics().top1),
             TaskEvaluation::Neighbours(evaluation) => (columns::VAL_NEIGHBOURS, evaluation.metrics().top1),
             TaskEvaluation::Multi(evaluation) => (columns::VAL_MAP, evaluation.metrics().mean_average_precision),
+            TaskEvaluation::Pairs(evaluation) => (columns::VAL_R1, evaluation.metrics().r1()),
         }
     }
 
@@ -93,6 +107,7 @@ impl TaskEvaluation {
         match self {
             TaskEvaluation::Single(evaluation) | TaskEvaluation::Neighbours(evaluation) => evaluation.metrics().loss,
             TaskEvaluation::Multi(evaluation) => evaluation.metrics().loss,
+            TaskEvaluation::Pairs(evaluation) => evaluation.metrics().loss,
         }
     }
 }

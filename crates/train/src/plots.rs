@@ -6,6 +6,7 @@ mod confusion_matrix;
 mod contact_sheet;
 mod curves;
 mod reliability;
+mod sample_sheet;
 mod scaling;
 
 pub use cluster::{ClusterLine, cluster};
@@ -13,5 +14,6 @@ pub use confusion_matrix::confusion_matrix;
 pub use contact_sheet::{SheetEntry, contact_sheet};
 pub use curves::curves;
 pub use reliability::reliability;
+pub use sample_sheet::{SampleRow, sample_sheet};
 pub use scaling::{ScalingLine, scaling};
 pub use vit_plot::{PlotError, Scene};

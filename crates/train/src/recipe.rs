@@ -21,9 +21,9 @@ use vit_models::vit::{MaskedAutoencoder, MaskedPatches, PatchTarget, Pretraining
 use crate::step::StepOptions;
 use crate::step::average::Average;
 use crate::step::groups::Freeze;
-use crate::step::objective::pretraining::{Colours, MultiCrop};
+use crate::step::objective::pretraining::{Colours, DistillationSchedule, MultiCrop};
 use crate::step::objective::{Distillation, Loss, Objective};
-use crate::step::schedule::{Decay, Schedule};
+use crate::step::schedule::{CosineRamp, Decay, Schedule};
 
 /// Every setting of a training run. Each key's meaning is the comment that [`Recipe::to_toml`] prints beside it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -111,6 +111,16 @@ pub enum Normalise {
     Model,
 }
 
+/// The strength of colour jitter.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(untagged, expecting = "expected a number, or four for brightness, contrast, saturation and hue")]
+pub enum ColourJitterSetting {
+    /// Of brightness, contrast and saturation; the hue is kept.
+    Uniform(f64),
+    /// Of brightness, contrast, saturation and hue.
+    Each([f64; 4]),
+}
+
 /// The data's section of a recipe: augmentation of images and labels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -122,7 +132,9 @@ pub struct DataSettings {
     pub crop_ratio: [f64; 2],
     pub crop_padding: usize,
     pub flip: f64,
-    pub colour_jitter: f64,
+    pub colour_jitter: ColourJitterSetting,
+    pub colour_jitter_probability: f64,
+    pub grey: f64,
     pub auto_augment: String,
     pub three_augment: bool,
     pub erasing: f64,
@@ -195,8 +207,13 @@ pub struct PretrainingSettings {
     pub local_crops: usize,
     pub local_size: usize,
     pub local_scale: [f64; 2],
+    pub blur: [f64; 3],
+    pub solarize: [f64; 3],
     pub teacher_temperature: f64,
+    pub first_teacher_temperature: f64,
+    pub teacher_warmup: Span,
     pub student_temperature: f64,
+    pub freeze_last_layer: Span,
 }
 
 impl Default for PretrainingSettings {
@@ -211,8 +228,13 @@ impl Default for PretrainingSettings {
             local_crops: 8,
             local_size: 0,
             local_scale: [0.05, 0.25],
-            teacher_temperature: 0.04,
+            blur: [1.0, 0.1, 0.5],
+            solarize: [0.0, 0.2, 0.0],
+            teacher_temperature: 0.07,
+            first_teacher_temperature: 0.04,
+            teacher_warmup: Span::Share(0.15),
             student_temperature: 0.1,
+            freeze_last_layer: Span::Epochs(1.0),
         }
     }
 }
@@ -279,11 +301,13 @@ pub struct ScheduleSettings {
 #[allow(missing_docs)]
 pub struct AverageSettings {
     pub decay: f64,
+    #[serde(default)]
+    pub end: f64,
     pub warmup: bool,
 }
 
 /// The named recipes and their files.
-const NAMED: [(&str, &str); 16] = [
+const NAMED: [(&str, &str); 17] = [
     ("small", include_str!("../recipes/small.toml")),
     ("strong", include_str!("../recipes/strong.toml")),
     ("finetune", include_str!("../recipes/finetune.toml")),
@@ -300,6 +324,7 @@ const NAMED: [(&str, &str); 16] = [
     ("dino", include_str!("../recipes/dino.toml")),
     ("mae-finetune", include_str!("../recipes/mae-finetune.toml")),
     ("clip", include_str!("../recipes/clip.toml")),
+    ("clip-pretrain", include_str!("../recipes/clip-pretrain.toml")),
 ];
 
 impl Recipe {
@@ -333,7 +358,8 @@ impl Recipe {
             exchange: false,
             accumulate: self.accumulate,
             sync_batch_norm: self.batch_norm == BatchNormSetting::Sync,
-            average: self.average().is_some(),
+            average: self.average.decay > 0.0,
+            scheduled_decay: self.optimiser.weight_decay_end > 0.0,
             sharding: None,
             freeze: self.model.freeze.clone(),
             recompute: false,
@@ -350,7 +376,6 @@ impl Recipe {
         (p.task == PretrainingTask::Dino).then(|| MultiCrop {
             local_crops: p.local_crops,
             local_size: if p.local_size == 0 { [usual(0), usual(1)] } else { [p.local_size; 2] },
-            teacher_temperature: p.teacher_temperature as f32,
             student_temperature: p.student_temperature as f32,
         })
     }
@@ -360,10 +385,29 @@ impl Recipe {
         self.pretraining.task != PretrainingTask::None
     }
 
-    /// The moving average of weights, if there is one.
-    pub fn average(&self) -> Option<Average> {
-        let AverageSettings { decay, warmup } = self.average;
-        (decay > 0.0).then_some(Average { decay: decay as f32, warmup })
+    /// The moving average of weights, if there is one and an epoch has this many steps.
+    pub fn average(&self, steps_per_epoch: u64) -> Option<Average> {
+        let AverageSettings { decay, end, warmup } = self.average;
+        let [from, to] = [decay, if end == 0.0 { decay } else { end }].map(|decay| f64::from(decay as f32));
+        let decay = CosineRamp { from, to, steps: self.steps(steps_per_epoch) };
+        (from > 0.0).then_some(Average { decay, warmup })
+    }
+
+    /// The weight decay of each step, if it is not constant and an epoch has this many steps.
+    pub fn weight_decay(&self, steps_per_epoch: u64) -> Option<CosineRamp> {
+        let OptimiserSettings { weight_decay: from, weight_decay_end: to, .. } = self.optimiser;
+        (to > 0.0).then_some(CosineRamp { from, to, steps: self.steps(steps_per_epoch) })
+    }
+
+    /// The schedules of self-distillation, if an epoch has this many steps.
+    pub fn distillation_schedule(&self, steps_per_epoch: u64) -> Option<DistillationSchedule> {
+        let (p, steps) = (&self.pretraining, self.steps(steps_per_epoch));
+        (p.task == PretrainingTask::Dino).then(|| DistillationSchedule {
+            first_temperature: p.first_teacher_temperature,
+            temperature: p.teacher_temperature,
+            warmup: p.teacher_warmup.steps(steps_per_epoch, steps),
+            frozen: p.freeze_last_layer.steps(steps_per_epoch, steps),
+        })
     }
 
     /// All steps, if an epoch has this many.

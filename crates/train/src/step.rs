@@ -22,14 +22,16 @@ use vit_graph::rewrite::{
     gather_by_block, patchify,
 };
 use vit_graph::{Graph, GraphError, Phase, Shape, Type, Value};
+use vit_models::clip::{Clip, LOGIT_SCALE};
 use vit_models::vit::{Masks, Vit};
 use vit_models::{Architecture, Mode};
 
 use groups::Freeze;
 use objective::Objective;
-use objective::pretraining::self_distillation::{CENTRE, SelfDistillationPasses, add_state};
+use objective::pretraining::self_distillation::{CENTRE, LAST_LAYER, SelfDistillationPasses, add_state};
 use objective::pretraining::{Colours, MaskedPrediction, MultiCrop};
 use optimiser::{Optimiser, OptimiserMethod, UpdateInputs};
+use pairs::{EMBEDDINGS, PairInputs, loss_parameters};
 use passes::{BatchSums, PassObjective, Passes};
 use sharding::{ShardedTensor, Sharding, TrainedParameter};
 
@@ -54,6 +56,8 @@ pub struct StepOptions {
     pub sync_batch_norm: bool,
     /// The state of which this process has a part only, since others have the rest; with an exchange.
     pub sharding: Option<Sharding>,
+    /// The weight decay is an input of every step, and that of the optimiser unused.
+    pub scheduled_decay: bool,
     /// Keep a moving average of every trained parameter.
     pub average: bool,
     /// Parameters that are not trained.
@@ -85,6 +89,12 @@ pub enum StepError {
         /// Micro-batches.
         parts: usize,
     },
+    /// Pairs are contrasted over the whole batch.
+    #[error(
+        "pairs of image and text are contrasted over the whole batch, which cannot be cut into micro-batches; set accumulate \
+         to 1, and save memory with --recompute"
+    )]
+    AccumulatedPairs,
     /// A process without a part of the batch.
     #[error("this process has no part of the batch; start fewer processes")]
     NoPart,
@@ -104,10 +114,14 @@ pub enum StepError {
 /// A training step.
 ///
 /// Inputs: `image`, `targets [batch, classes]` unless it is pre-training without labels, `rate`, `step` (from 1 on); with
-/// anything random `seed`, with a teacher `teacher [batch, classes]`, with averages `average_decay`. Outputs: `loss`, the
-/// gradients' `grad_norm` before clipping, and with targets `logits`. A run updates every trained parameter `NAME`, the
+/// anything random `seed`, with a teacher `teacher [batch, classes]`, with averages `average_decay`, with a
+/// schedule for it `weight_decay`, with self-distillation `teacher_sharpness` and `last_layer`, the factor of the prototypes'
+/// gradient. Outputs: `loss`, the gradients' `grad_norm` before clipping, and with targets `logits`. A run updates every trained parameter `NAME`, the
 /// optimiser's state (such as `NAME.adam_mean`), its `NAME.average` and the running statistics of batch norms; if `loss` or
 /// `grad_norm` is not finite, it updates nothing.
+///
+/// The step of an image-text model has no targets. Of each of this process's parts it has the inputs `ids.PART` and, if the
+/// model has it, `ends.PART`, of all of them `captions [batch, 24]`; PART counts from 0.
 ///
 /// With [`StepOptions::sharding`], state and parameters may be slices ([`TrainingStep::shards`]), and so are gradients.
 ///
@@ -133,6 +147,10 @@ impl TrainingStep {
             return Err(StepError::Uneven { batch, parts: micro_batches });
         }
         let images = batch / micro_batches;
+        let clip = architecture.downcast_ref::<Clip>();
+        if clip.is_some() && options.accumulate > 1 {
+            return Err(StepError::AccumulatedPairs);
+        }
         let vit = architecture.downcast_ref::<Vit>().filter(|vit| vit.pretraining.is_some());
         let distillation = match (vit, options.crops) {
             (Some(vit), Some(crops)) => Some((vit, SelfDistillationPasses::new(vit, crops, images)?)),
@@ -145,12 +163,16 @@ impl TrainingStep {
         let mut graph = Graph::new();
         let elements = distillation.as_ref().map(|(vit, passes)| passes.elements(vit));
         let inputs = Inputs::add(&mut graph, &forward, &options, options.parts.places(batch).len(), elements)?;
-        let names: Vec<&str> = forward.parameters().map(|(_, p)| p.name.as_str()).collect();
+        let of_loss = clip.map_or(Ok(Vec::new()), loss_parameters)?;
+        let parameters: Vec<Parameter> = forward.parameters().map(|(_, p)| p.clone()).chain(of_loss).collect();
+        let names: Vec<&str> = parameters.iter().map(|p| p.name.as_str()).collect();
         let frozen = options.freeze.includes(architecture.heads(), &names);
         let mut trained = Vec::new();
-        for ((_, parameter), frozen) in forward.parameters().zip(frozen) {
+        for (parameter, frozen) in parameters.iter().zip(frozen) {
             if parameter.trainable && !frozen {
-                trained.push(TrainedParameter::add(&mut graph, parameter, options.sharding.as_ref())?);
+                let max = clip.filter(|_| parameter.name == LOGIT_SCALE).and_then(Clip::max_logit_scale);
+                let added = TrainedParameter::add(&mut graph, parameter, options.sharding.as_ref())?;
+                trained.push(TrainedParameter { max, ..added });
             } else {
                 graph.value(parameter.clone(), &[])?;
             }
@@ -169,15 +191,23 @@ impl TrainingStep {
         let objective = match (distillation, vit) {
             (Some((_, passes)), _) => {
                 let averages = add_state(&mut graph, &trained, forward.shape(forward.output("projection")?).last())?;
-                PassObjective::SelfDistillation { passes: Box::new(passes), averages }
+                let sharpness = scalar(&mut graph, "teacher_sharpness")?;
+                PassObjective::SelfDistillation { passes: Box::new(passes), averages, sharpness }
             }
             (None, Some(vit)) => PassObjective::Masked(vit),
-            (None, None) => PassObjective::Labels,
+            (None, None) => clip.map_or(PassObjective::Labels, PassObjective::Pairs),
         };
         let passes =
             Passes { forward: &forward, objective, inputs: &inputs, options: &options, trained: &trained, wrt: &wrt };
         let mut logits = Vec::new();
-        let BatchSums { loss, gradients: found, statistics } = passes.build(&mut graph, &mut logits)?;
+        let BatchSums { loss, gradients: mut found, statistics } = passes.build(&mut graph, &mut logits)?;
+        if let PassObjective::SelfDistillation { .. } = passes.objective
+            && let Some(last) = trained.iter().position(|trained| trained.parameter.name == LAST_LAYER)
+        {
+            // Prototypes are normalised, so weight decay alone does not change them.
+            let factor = scalar(&mut graph, "last_layer")?;
+            found[last] = graph.value(Binary::Mul, &[found[last], factor])?;
+        }
         if let Some(stop) = inputs.stop {
             let stop = graph.value(AllReduce, &[stop])?;
             graph.set_output("stop", stop)?;
@@ -203,8 +233,8 @@ impl TrainingStep {
             let guarded = graph.value(GuardedUpdate, &[old, new, guard])?;
             graph.update(old, guarded)?;
         }
-        let Inputs { rate, step, average_decay, .. } = inputs;
-        let update = UpdateInputs { rate, step, norm: guard, average_decay };
+        let Inputs { rate, step, average_decay, weight_decay, .. } = inputs;
+        let update = UpdateInputs { rate, step, norm: guard, average_decay, weight_decay };
         let mut state = options.optimiser.build(&mut graph, &trained, &found, &names, &update)?;
         state.extend(graph.parameter(CENTRE).ok().map(|_| CENTRE.to_string()));
         let shards = shards(&trained, &state);
@@ -220,7 +250,7 @@ impl TrainingStep {
 /// The tensors of a step that are slices, with what they are slices of.
 fn shards(trained: &[TrainedParameter], state: &[String]) -> BTreeMap<String, ShardedTensor> {
     let mut found = BTreeMap::new();
-    for TrainedParameter { parameter, stored, whole, shards } in trained {
+    for TrainedParameter { parameter, stored, whole, shards, .. } in trained {
         let Some(shards) = shards else { continue };
         let sharded = ShardedTensor { shape: parameter.shape.clone(), shards: shards.clone() };
         let of_parameter = |name: &&String| name.rsplit_once('.').is_some_and(|(of, _)| of == parameter.name);
@@ -258,10 +288,18 @@ fn forward(architecture: &Architecture, batch: usize) -> Result<Graph, GraphErro
         graph.retain_outputs(|name| MaskedPrediction::OUTPUTS.contains(&name));
     } else {
         graph = architecture.build(batch, Mode::Training)?;
-        graph.retain_outputs(|name| name.starts_with("logits"));
+        match architecture.downcast_ref::<Clip>() {
+            Some(_) => graph.retain_outputs(|name| EMBEDDINGS.contains(&name)),
+            None => graph.retain_outputs(|name| name.starts_with("logits")),
+        }
     }
     // Rewritten before differentiation, so that gradients are matrix products of the same few rows.
     fold_layer_scale(&eliminate_dead_tokens(&patchify(&eliminate_dead_code(&graph)?)?)?)
+}
+
+/// Adds a scalar input.
+fn scalar(graph: &mut Graph, name: &str) -> Result<Value, GraphError> {
+    graph.value(Input { name: name.into(), ty: Type::f32(Shape::default()) }, &[])
 }
 
 /// The inputs of a step.
@@ -269,10 +307,12 @@ struct Inputs {
     image: Value,
     targets: Option<Value>,
     teacher: Option<Value>,
+    pairs: Option<PairInputs>,
     seed: Option<Value>,
     rate: Value,
     step: Value,
     average_decay: Option<Value>,
+    weight_decay: Option<Value>,
     stop: Option<Value>,
 }
 
@@ -285,6 +325,10 @@ impl Inputs {
         batch: usize,
         elements: Option<usize>,
     ) -> Result<Self, GraphError> {
+        let pairs = match forward.output(EMBEDDINGS[0]) {
+            Ok(_) => Some(PairInputs::add(graph, forward, options.parts.own.len())?),
+            Err(_) => None,
+        };
         let mut add = |name: &str, ty: Type| graph.value(Input { name: name.into(), ty }, &[]);
         let ty = |name: &str| forward.inputs().find(|(_, i)| i.name == name).map(|(_, i)| i.ty.clone());
         let whole = |shape: &Shape| Type::f32(shape.with(0, batch));
@@ -294,6 +338,7 @@ impl Inputs {
         let number = Type::f32(Shape::default());
         let teacher = classes.clone().filter(|_| options.objective.distillation.is_some());
         Ok(Inputs {
+            pairs,
             image: add("image", image)?,
             targets: classes.map(|classes| add("targets", classes)).transpose()?,
             teacher: teacher.map(|classes| add("teacher", classes)).transpose()?,
@@ -301,6 +346,7 @@ impl Inputs {
             rate: add("rate", number.clone())?,
             step: add("step", number.clone())?,
             average_decay: options.average.then(|| add("average_decay", number.clone())).transpose()?,
+            weight_decay: options.scheduled_decay.then(|| add("weight_decay", number.clone())).transpose()?,
             stop: options.exchange.then(|| add("stop", number)).transpose()?,
         })
     }

@@ -180,7 +180,7 @@ impl Study {
         };
         if let Some(folder) = there {
             let snapshot = folder.last().open()?.snapshot;
-            let setup = Setup::resume(&folder, snapshot.config.clone(), ChangedData::Refuse)?;
+            let setup = Setup::resume(&folder, &snapshot, ChangedData::Refuse)?;
             return Ok(BegunRun { setup, folder, from: Some(snapshot) });
         }
         let settings = RunSettings { model: run.model.clone(), fraction: run.fraction, ..self.settings.clone() };

@@ -75,7 +75,7 @@ fn go(scene: &Scene, device: &dyn Device, steps: u64) -> Vec<String> {
     if path.exists() {
         let run = RunFolder::resume(&path).unwrap();
         let from = run.last().open().unwrap().snapshot;
-        let mut setup = Setup::resume(&run, from.config.clone(), ChangedData::Refuse).unwrap();
+        let mut setup = Setup::resume(&run, &from, ChangedData::Refuse).unwrap();
         train(device, &mut setup, &run, Some(from), &options(2), &mut watch, &stop).unwrap();
     } else {
         let recipe = recipe(&["batch=8", "length=6 steps", "evaluate_every=2 steps"]);

@@ -30,6 +30,7 @@ fn snapshot(step: u64) -> Snapshot {
         Config { name: None, architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() };
     Snapshot {
         config,
+        tokenizer: None,
         weights: tensors(step),
         optimiser: tensors(2 * step),
         position: RunPosition { step, ..RunPosition::default() },
@@ -116,7 +117,7 @@ fn the_best_checkpoint_is_a_model_folder() {
     let run = RunFolder::create(folder.path().join("run"), "", vit_train::Existing::Refuse).unwrap();
     let position = RunPosition { step: 5, ..RunPosition::default() };
     let (config, weights) = (model.config.clone(), model.weights.clone());
-    run.best().save(&Snapshot { config, weights, optimiser: Weights::default(), position }).unwrap();
+    run.best().save(&Snapshot { config, tokenizer: None, weights, optimiser: Weights::default(), position }).unwrap();
     let opened = Checkpoint::open(&folder.path().join("run/checkpoints/best"), OpenOptions::default()).unwrap();
     assert_eq!(opened.weights.tensors, model.weights.tensors);
     assert_eq!(opened.config.architecture, model.config.architecture);

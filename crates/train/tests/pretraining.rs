@@ -7,7 +7,7 @@ use std::path::Path;
 use support::{Scene, assert_same};
 use vit_models::vit::Vit;
 use vit_models::{Checkpoint, OpenOptions};
-use vit_train::{ModelChoice, Recipe, RunFolder};
+use vit_train::{ModelChoice, Recipe, RunFolder, Snapshot};
 
 const TASKS: [&str; 3] = ["masked-patches", "mae", "dino"];
 
@@ -100,6 +100,51 @@ fn every_target_of_masked_patches_learns() {
         let rows = RunFolder::open(scene.folder.path().join(target)).unwrap().rows().unwrap();
         let losses: Vec<f64> = rows.iter().filter_map(|row| row.get("train/loss")).collect();
         assert!(losses.len() > 1 && losses[losses.len() - 1] < 0.8 * losses[0], "{target}: {losses:?}");
+    }
+}
+
+/// The directions of the prototypes, which are normalised in the model.
+fn prototypes(snapshot: &Snapshot) -> Vec<f32> {
+    let weight = &snapshot.weights.tensors["dino_head.last_layer.weight"];
+    let width = *weight.shape.last().unwrap();
+    let unit = |row: &[f32]| {
+        let length = row.iter().map(|v| v * v).sum::<f32>().sqrt();
+        row.iter().map(|v| v / length).collect::<Vec<_>>()
+    };
+    weight.data.chunks(width).flat_map(unit).collect()
+}
+
+#[test]
+fn prototypes_stay_as_they_are_while_they_are_frozen() {
+    let scene = Scene::new();
+    let after = |name: &str, settings: &[&str]| {
+        scene.begin(name, recipe("dino", settings), 2, u64::MAX).unwrap();
+        prototypes(&scene.last(name))
+    };
+    let largest = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+    let frozen = "pretraining.freeze_last_layer=6 steps";
+    let (first, last) = (after("first", &["length=1 steps", frozen]), after("last", &[frozen]));
+    assert!(largest(&first, &last) < 1e-6, "{}", largest(&first, &last));
+    let free = after("free", &["pretraining.freeze_last_layer=3 steps"]);
+    assert!(largest(&first, &free) > 1e-4, "{}", largest(&first, &free));
+}
+
+#[test]
+fn a_schedule_of_weight_decay_that_is_constant_changes_nothing() {
+    let scene = Scene::new();
+    for method in ["adamw", "lion"] {
+        let method = format!("optimiser.method={method}");
+        let last = |name: &str, end: &str| {
+            let end = format!("optimiser.weight_decay_end={end}");
+            let settings = ["optimiser.weight_decay=0.2", &end, &method];
+            scene.begin(name, recipe("dino", &settings), 2, u64::MAX).unwrap();
+            let snapshot = scene.last(name);
+            std::fs::remove_dir_all(scene.folder.path().join(name)).unwrap();
+            snapshot
+        };
+        let (constant, rising) = (last("constant", "0"), last("rising", "0.9"));
+        assert_same(&method, &constant, &last("same", "0.2"));
+        assert_ne!(constant.weights, rising.weights, "{method}");
     }
 }
 

@@ -92,7 +92,7 @@ impl<'a> Group<'a> {
             let folder = self.scene.folder.path().join(name);
             let run = if processes.is_root() { RunFolder::resume(folder)? } else { RunFolder::open(folder)? };
             let snapshot = run.last().open()?.snapshot;
-            let mut setup = Setup::resume(&run, snapshot.config.clone(), ChangedData::Refuse)?;
+            let mut setup = Setup::resume(&run, &snapshot, ChangedData::Refuse)?;
             setup.divide(&processes)?;
             let options = self.options(&processes);
             let (device, stop) = (self.device(&processes), AtomicBool::new(false));
@@ -165,6 +165,26 @@ fn batch_norms_of_all_parts_have_the_same_bits_in_any_number_of_processes() {
     let settings = ["batch=16", "accumulate=2", "length=4 steps", "evaluate_every=4 steps", "model.start=random"];
     let settings = [&settings[..], &["parts=4", "batch_norm=sync"]].concat();
     same_bits("resnet18_cifar", [16, 16], &recipe(&settings), &[false]);
+}
+
+#[test]
+fn pairs_have_the_same_bits_in_any_number_of_processes() {
+    let mut recipe = Recipe::named("clip-pretrain").unwrap();
+    let short = ["batch=8", "length=7 steps", "evaluate_every=3 steps", "schedule.rate=1e-3", "parts=4"];
+    recipe.set_all(short).unwrap();
+    same_bits("ViT-P-8-16", [16, 16], &recipe, &[false, true]);
+    let scene = Scene::new();
+    let group = |processes, sharded| Group {
+        sharded,
+        recompute: processes == 2,
+        ..Group::of(&scene, "ViT-P-8-16", processes, Reduce::Tree)
+    };
+    all_fine(group(1, ShardedState::None).begin("one", &recipe, u64::MAX), true);
+    for sharded in [ShardedState::Optimiser, ShardedState::All] {
+        let name = format!("{sharded:?}");
+        all_fine(group(2, sharded).begin(&name, &recipe, u64::MAX), true);
+        assert_same(&name, &scene.last("one"), &scene.last(&name));
+    }
 }
 
 #[test]

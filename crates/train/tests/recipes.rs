@@ -1,6 +1,6 @@
 //! Recipes: named ones are complete and print as their files, changes are checked, errors are explained.
 
-use vit_train::{Decay, DecayOn, OptimiserMethod, Recipe, Span};
+use vit_train::{ColourJitterSetting, Decay, DecayOn, OptimiserMethod, Recipe, Span};
 
 fn error(result: Result<impl Sized, vit_train::RecipeError>) -> String {
     result.err().expect("an error").to_string()
@@ -48,6 +48,45 @@ fn the_paper_recipes_say_what_the_paper_says() {
     assert!(deit.step_options().average && deit.step_options().optimiser.clip.is_none());
 }
 
+/// Caron et al. (2021), section 3 and appendix; their code's schedules of teacher, temperature and weight decay.
+#[test]
+fn self_distillation_follows_its_paper() {
+    let mut dino = Recipe::named("dino").unwrap();
+    let (steps, epochs) = (200 * 50, 200);
+    assert_eq!((dino.steps(50), dino.length), (steps, Span::Epochs(f64::from(epochs))));
+    let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found} and {expected}");
+
+    let average = dino.average(50).unwrap();
+    // The first step copies the weights, which the teacher starts with.
+    assert_eq!(average.decay_at(1), 0.0);
+    for (step, decay) in [(2, 0.996), (steps / 2 + 1, 0.998), (steps + 1, 1.0)] {
+        close(average.decay_at(step).into(), decay);
+    }
+    let decay = dino.weight_decay(50).unwrap();
+    for (step, expected) in [(0, 0.04), (steps / 2, 0.22), (steps, 0.4)] {
+        close(decay.at(step), expected);
+    }
+    let schedule = dino.distillation_schedule(50).unwrap();
+    // 30 epochs.
+    for (step, temperature) in [(1, 0.04), (751, 0.055), (1501, 0.07), (steps, 0.07)] {
+        close(1.0 / f64::from(schedule.sharpness(step)), temperature);
+    }
+    assert_eq!([1, 50, 51].map(|step| schedule.last_layer(step)), [0.0, 0.0, 1.0]);
+    assert_eq!(dino.data.colour_jitter, ColourJitterSetting::Each([0.4, 0.4, 0.2, 0.1]));
+
+    dino.set_all(["average.end=0", "optimiser.weight_decay_end=0", "pretraining.teacher_warmup=0 steps"]).unwrap();
+    dino.set("pretraining.freeze_last_layer=0 steps").unwrap();
+    let constant = dino.average(50).unwrap();
+    assert_eq!([2, steps].map(|step| constant.decay_at(step)), [0.996; 2]);
+    assert_eq!(dino.weight_decay(50), None);
+    let schedule = dino.distillation_schedule(50).unwrap();
+    close(1.0 / f64::from(schedule.sharpness(1)), 0.07);
+    assert_eq!(schedule.last_layer(1), 1.0);
+    let blur = error(dino.set("pretraining.blur=[1, 2, 0]"));
+    assert!(blur.starts_with("`pretraining.blur` should be three probabilities from 0 to 1"), "{blur}");
+    assert_eq!(Recipe::named("mae").unwrap().distillation_schedule(50), None);
+}
+
 #[test]
 fn one_setting_can_be_changed() {
     let mut recipe = Recipe::named("small").unwrap();
@@ -61,12 +100,15 @@ fn one_setting_can_be_changed() {
         "objective.teacher=runs/teacher",
         "objective.distillation=hard",
         "data.crop_scale=[0.5, 1]",
+        "data.colour_jitter=[0.4, 0.4, 0.2, 0.1]",
+        "data.colour_jitter=0.3",
     ] {
         recipe.set(setting).unwrap_or_else(|e| panic!("{setting}: {e}"));
     }
     assert_eq!((recipe.schedule.rate, recipe.optimiser.clip), (3e-4, 2.0));
     assert_eq!((recipe.schedule.warmup, recipe.length), (Span::Steps(500), Span::Epochs(20.0)));
     assert_eq!(recipe.data.crop_scale, [0.5, 1.0]);
+    assert_eq!(recipe.data.colour_jitter, ColourJitterSetting::Uniform(0.3));
     assert!(recipe.step_options().freeze.includes(&["head"], &["blocks.0.norm1.weight"])[0]);
     assert!(recipe.step_options().objective.distillation.is_some());
     assert_eq!(Recipe::parse(&recipe.to_toml()).unwrap(), recipe);
@@ -115,11 +157,17 @@ fn mistakes_are_explained() {
         ("batch=many", "expected a whole number"),
         ("schedule.warmup=5 weeks", "\"5 epochs\""),
         ("optimiser.betas=[0.9]", "`optimiser.betas` has a value of the wrong kind"),
+        ("data.colour_jitter=[0.4]", "expected a number, or four for brightness, contrast, saturation and hue"),
+        ("data.colour_jitter=-1", "should be a number that is not negative"),
+        ("data.colour_jitter=[0.4, 0.4, 0.2, 0.6]", "of the hue, is from 0 to 0.5"),
+        ("average.end=1.5", "`average.end` should be from 0 to 1"),
     ] {
         let what = error(recipe.set(setting));
         assert!(what.contains(part) && !what.contains('\n'), "{setting}: {what}");
     }
     assert_eq!(recipe, before, "a refused setting changes nothing");
+    let coupled = recipe.clone().set_all(["optimiser.method=sgd", "optimiser.weight_decay_end=0.1"]);
+    assert_eq!(error(coupled), "`optimiser.weight_decay_end` should be 0 unless optimiser.method is adamw or lion");
     assert!(error(Recipe::named("diet")).starts_with("there is no recipe named `diet`; there are small, strong,"));
     assert_eq!(
         error(Recipe::parse("batch = 8\n[data]\nflipp = 1")),

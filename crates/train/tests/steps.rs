@@ -81,7 +81,7 @@ impl Run {
                 }
                 "rate" => vec![0.01],
                 "step" => vec![number as f32],
-                "average_decay" => vec![Average { decay: 0.5, warmup: false }.decay_at(number)],
+                "average_decay" => vec![Average::constant(0.5).decay_at(number)],
                 "targets" => (0..count).map(|i| if i % CLASSES == i / CLASSES % 3 { 0.9 } else { 0.025 }).collect(),
                 name => noise(name, count),
             };

@@ -289,7 +289,7 @@ fn images_added_to_a_class_do_not_leak_into_validation() {
     };
     let resumed = |changed| {
         let run = RunFolder::open(&path).unwrap();
-        Setup::resume(&run, run.last().open().unwrap().snapshot.config, changed)
+        Setup::resume(&run, &run.last().open().unwrap().snapshot, changed)
     };
     let before = held_out(&resumed(ChangedData::Refuse).unwrap());
     assert_eq!(before.len(), 6);
@@ -342,7 +342,7 @@ fn a_validation_set_of_its_own_and_relabelled_images_are_compared_too() {
     let path = scene.folder.path().join("run");
     let run = RunFolder::create(&path, &setup.to_toml(&Launch::default()), Existing::Refuse).unwrap();
     train(&Cpu::new(Some(2)), &mut setup, &run, None, &options(2), &mut (), &AtomicBool::new(false)).unwrap();
-    let resumed = || Setup::resume(&run, run.last().open().unwrap().snapshot.config, ChangedData::Refuse);
+    let resumed = || Setup::resume(&run, &run.last().open().unwrap().snapshot, ChangedData::Refuse);
     resumed().unwrap();
     manifest(&|n| if n == 3 { "green" } else { "blue" });
     std::fs::remove_file(other.join("green/1.png")).unwrap();

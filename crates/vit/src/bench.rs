@@ -7,7 +7,7 @@ mod ops;
 mod peak;
 mod steps;
 
-pub use data::{DataMeasurement, data};
+pub use data::{DataMeasurement, data, drawn as drawn_data};
 pub use ops::{OpMeasurement, ops};
 pub use steps::{Measurement, infer, train};
 
@@ -18,6 +18,7 @@ use vit_cpu::Cpu;
 pub use vit_cpu::Isa;
 use vit_graph::device::Device;
 use vit_models::{Architecture, Config};
+use vit_train::Recipe;
 
 use crate::{DeviceOptions, Error, config_of};
 use peak::Peak;
@@ -42,7 +43,7 @@ pub struct BenchOptions {
     /// In training on a GPU, pass gradients through NCCL, as its only rank.
     pub nccl: bool,
     /// In training, the step of this recipe instead of one of a classifier with AdamW.
-    pub recipe: Option<String>,
+    pub recipe: Option<Recipe>,
     /// In inference, measure the text tower of an image-text model, on as many texts.
     pub text: bool,
 }

@@ -116,17 +116,26 @@ pub struct Prediction {
 impl Prediction {
     /// Every class of a model with its probability, the likeliest first.
     pub fn all(config: &Config, logits: &[f32]) -> Vec<Prediction> {
-        let probabilities = config.problem_type.probabilities(logits).into_iter().enumerate();
-        let mut all: Vec<Prediction> = probabilities
-            .map(|(class, probability)| Prediction {
-                class,
-                label: config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
-                probability,
-                logit: logits[class],
-            })
-            .collect();
-        all.sort_by(|a, b| b.probability.total_cmp(&a.probability).then(a.class.cmp(&b.class)));
-        all
+        Prediction::likeliest(config, logits, logits.len())
+    }
+
+    /// The likeliest classes of a model, at most `count`, the likeliest first.
+    pub fn likeliest(config: &Config, logits: &[f32], count: usize) -> Vec<Prediction> {
+        let probabilities = config.problem_type.probabilities(logits);
+        let order = |a: &usize, b: &usize| probabilities[*b].total_cmp(&probabilities[*a]).then(a.cmp(b));
+        let mut classes: Vec<usize> = (0..probabilities.len()).collect();
+        if count < classes.len() {
+            classes.select_nth_unstable_by(count, order);
+            classes.truncate(count);
+        }
+        classes.sort_unstable_by(order);
+        let prediction = |class: usize| Prediction {
+            class,
+            label: config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}")),
+            probability: probabilities[class],
+            logit: logits[class],
+        };
+        classes.into_iter().map(prediction).collect()
     }
 }
 

@@ -16,9 +16,6 @@ use crate::{Error, ModelOptions};
 /// The place of a label in a template.
 pub const LABEL: &str = "{}";
 
-/// Tokens of CLIP's vocabulary.
-const CLIP_VOCABULARY: usize = 49408;
-
 const FEATURES: &str = "text_features";
 
 /// The 80 templates that the CLIP paper's authors published for ImageNet.
@@ -30,14 +27,11 @@ pub fn imagenet_templates() -> Vec<&'static str> {
 pub fn tokeniser_of(checkpoint: &Checkpoint) -> Result<Tokeniser, Error> {
     let clip = checkpoint.image_text().ok_or(Error::NoTextTower)?;
     let TextTower { context, vocabulary, .. } = clip.text;
-    match &checkpoint.tokenizer {
-        Some(files) => Ok(Tokeniser::from_json(&files.tokenizer, &files.config, context)?),
-        None if vocabulary == CLIP_VOCABULARY => Ok(Tokeniser::clip(context)),
-        None => {
-            let folder = checkpoint.source.parent().unwrap_or(Path::new("")).to_path_buf();
-            Err(Error::NoTokeniser { folder, vocabulary })
-        }
-    }
+    let files = checkpoint.tokenizer.as_ref().map(|files| (files.tokenizer.as_str(), &files.config));
+    Tokeniser::of_model(files, vocabulary, context)?.ok_or_else(|| {
+        let folder = checkpoint.source.parent().unwrap_or(Path::new("")).to_path_buf();
+        Error::NoTokeniser { folder, vocabulary }
+    })
 }
 
 /// The text tower of an image-text model.

@@ -168,10 +168,13 @@ impl Trainer {
         let settings = RunSettings {
             model: name,
             data: match &self.data {
-                TrainingData::Path(path) => std::path::absolute(path).map_err(|error| Error::file(path, error))?,
+                TrainingData::Path(path) => {
+                    vit_data::dataset::absolute(path).map_err(|error| Error::file(path, error))?
+                }
                 TrainingData::Samples(_) => PathBuf::from("samples of the program"),
             },
             validation: self.validation.clone(),
+            template: None,
             validation_fraction: self.validation_fraction,
             fraction: 1.0,
             max_unreadable: UnreadableLimit::default().share,

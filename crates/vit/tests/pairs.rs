@@ -242,34 +242,66 @@ impl vit::data::Samples for Shades {
 #[cfg(feature = "train")]
 #[test]
 fn pairs_train_both_towers_or_the_text_tower_alone() {
-    use std::ops::ControlFlow;
-    use vit_train::{PairTraining, Recipe, train_pairs};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
 
-    let samples: std::sync::Arc<dyn vit::data::Samples> = std::sync::Arc::new(Shades(vec!["cat".into(), "dog".into()]));
+    use vit::data::Samples;
+    use vit_train::{
+        Existing, Launch, ModelChoice, Observer, Processes, Recipe, RunFolder, RunSettings, Setup, ShardedState,
+        TrainerOptions, columns, train,
+    };
+
+    struct Unobserved;
+    impl Observer for Unobserved {}
+
+    let samples: Arc<dyn Samples> = Arc::new(Shades(vec!["cat".into(), "dog".into()]));
+    let template = "a {}".to_string();
+    let lit = "model.freeze=[\"*\", \"!text.*\", \"!logit_*\"]";
     for (case, frozen_image) in [("hf_clip", false), ("hf_clip", true), ("hf_siglip", false)] {
         let mut recipe = Recipe::named("clip").unwrap();
-        for setting in ["batch=8", "length=40 steps", "schedule.rate=3e-3", "data.crop=centre"] {
-            recipe.set(setting).unwrap();
-        }
-        let before = open(case);
-        let mut checkpoint = before.clone();
-        let tokeniser = vit::text::tokeniser_of(&checkpoint).unwrap();
+        let short = ["batch=8", "length=40 steps", "evaluate_every=20 steps", "schedule.rate=3e-3", "data.crop=centre"];
+        recipe.set_all(short.into_iter().chain(frozen_image.then_some(lit))).unwrap();
+        let settings = RunSettings {
+            model: case.into(),
+            data: "shades".into(),
+            validation: None,
+            template: Some(template.clone()),
+            validation_fraction: 0.25,
+            fraction: 1.0,
+            max_unreadable: 0.05,
+            skip_non_finite: false,
+            precision: "f32".into(),
+        };
+        let options = TrainerOptions {
+            threads: 2,
+            cache_bytes: 0,
+            save_every: std::time::Duration::MAX,
+            recompute: false,
+            processes: Processes::default(),
+            sharded: ShardedState::None,
+        };
+        let choice = ModelChoice::ImageText(&fixture(case));
+        let mut setup = Setup::of_samples(samples.clone(), choice, None, settings, recipe).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let config = setup.to_toml(&Launch::default());
+        let run = RunFolder::create(folder.path().join("run"), &config, Existing::Refuse).unwrap();
         let device = DeviceOptions::new().threads(2).open().unwrap();
-        let training = PairTraining { recipe: &recipe, frozen_image, template: Some("a {}") };
-        let mut losses = Vec::new();
-        train_pairs(&mut checkpoint, &samples, &tokeniser, device.as_ref(), &training, &mut |now| {
-            losses.push(now.loss);
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-        assert_eq!(losses.len(), 40);
-        assert!(losses[39] < losses[0], "{case}: {} to {}", losses[0], losses[39]);
-        let changed = |name: &str| checkpoint.weights.tensors[name] != before.weights.tensors[name];
+        train(device.as_ref(), &mut setup, &run, None, &options, &mut Unobserved, &AtomicBool::new(false)).unwrap();
+        let rows = run.rows().unwrap();
+        for column in [columns::TRAIN_LOSS, columns::VAL_LOSS] {
+            let losses: Vec<f64> = rows.iter().filter_map(|row| row.get(column)).collect();
+            assert!(losses.len() >= 2 && losses.last() < losses.first(), "{case}: {column} {losses:?}");
+        }
+
+        // The checkpoint has the model's own tokeniser.
+        let (before, trained) = (open(case), Checkpoint::open(run.last().path(), OpenOptions::default()).unwrap());
+        assert!(before.tokenizer.is_some() && trained.tokenizer == before.tokenizer, "{case}");
+        let changed = |name: &str| trained.weights.tensors[name] != before.weights.tensors[name];
         assert!(changed("text.blocks.0.attn.qkv.weight") && changed("logit_scale"), "{case}");
         assert_eq!(changed("blocks.0.attn.qkv.weight"), !frozen_image, "{case}");
-        let labels = ["cat".to_string(), "dog".to_string()];
         let options = ModelOptions::new();
-        let classifier = zero_shot(checkpoint, &labels, &["a {}".to_string()], false, &options).unwrap();
+        let classifier =
+            zero_shot(trained, samples.classes(), std::slice::from_ref(&template), false, &options).unwrap();
         let mut model = Model::new(classifier, device.as_ref(), &options).unwrap();
         for index in 0..2 {
             let best = model.classify(&samples.image(index).unwrap()).unwrap().remove(0);
@@ -316,6 +348,37 @@ fn a_missing_tensor_of_the_text_tower_is_named() {
         error.contains("`text_model.embeddings.token_embedding.weight` has shape [604, 8], expected [604, 40]"),
         "{error}"
     );
+}
+
+/// As in OpenCLIP, whose classes have other defaults with a Hugging Face tokeniser and without.
+#[test]
+fn texts_of_an_open_clip_folder_are_cleaned_as_its_configuration_says() {
+    let folder = copy("open_clip", "cleaning");
+    std::fs::copy(fixture("hf_clip").join("tokenizer.json"), folder.join("tokenizer.json")).unwrap();
+    let path = folder.join("open_clip_config.json");
+    let config: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    let name = ("hf_tokenizer_name", serde_json::json!("timm/ViT-B-16-SigLIP"));
+    let canonicalize = ("tokenizer_kwargs", serde_json::json!({ "clean": "canonicalize" }));
+    for (options, expected, same) in [
+        (vec![], "lower", false),
+        (vec![name.clone()], "whitespace", false),
+        (vec![name, canonicalize.clone()], "canonicalize", true),
+        (vec![canonicalize], "canonicalize", true),
+    ] {
+        let mut config = config.clone();
+        let text = config.pointer_mut("/model_cfg/text_cfg").unwrap().as_object_mut().unwrap();
+        text.extend(options.into_iter().map(|(key, value)| (key.to_string(), value)));
+        std::fs::write(&path, config.to_string()).unwrap();
+        let checkpoint = Checkpoint::open(&folder, OpenOptions::default()).unwrap();
+        assert_eq!(checkpoint.tokenizer.as_ref().unwrap().config["open_clip_clean"], expected);
+        let tokeniser = vit::text::tokeniser_of(&checkpoint).unwrap();
+        let ids = |text: &str| tokeniser.encode(text).unwrap().ids;
+        assert_eq!(ids("a. cat") == ids("a cat"), same, "{expected}");
+        // It stays with the model.
+        let saved = scratch("cleaning_saved");
+        checkpoint.save(&saved, Layout::Timm, Dtype::F32).unwrap();
+        assert_eq!(Checkpoint::open(&saved, OpenOptions::default()).unwrap().tokenizer, checkpoint.tokenizer);
+    }
 }
 
 /// Every recording of `bench/parity --clip`, in the folder that `VIT_RECORDINGS` names: models, and texts with their ids.

@@ -94,6 +94,7 @@ impl ProcessArguments {
 
     /// How many processes were asked for.
     fn count(self) -> anyhow::Result<Option<usize>> {
+        ensure!(self.processes != Some(0), "--processes 0: give 1 or more");
         let Some(gpus) = self.gpus else { return Ok(self.processes) };
         let found = vit_cuda::devices().context("no GPU can be used")?.len();
         match gpus {

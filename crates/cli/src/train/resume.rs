@@ -67,7 +67,7 @@ fn resume_as(arguments: ResumeArguments, member: &Member) -> anyhow::Result<Outc
     let changed = if accept_changed_data { ChangedData::Accept } else { ChangedData::Refuse };
     let mut setup = {
         let _busy = terminal::busy(format!("opening the data of {}", run.place().display()));
-        Setup::resume(&run, snapshot.config.clone(), changed)?
+        Setup::resume(&run, &snapshot, changed)?
     };
     setup.settings.max_unreadable = max_unreadable.unwrap_or(setup.settings.max_unreadable);
     setup.divide(processes)?;

@@ -10,27 +10,31 @@ const ADAM: Adam = Adam {
     epsilon: 1e-8,
     weight_decay: 0.1,
     decoupled: true,
+    scheduled_decay: false,
     trust_ratio: false,
     clip: None,
 };
-const LION: Lion = Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1, clip: None };
+const LION: Lion = Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.1, scheduled_decay: false, clip: None };
 const SGD: Sgd = Sgd { momentum: 0.9, dampening: 0.0, nesterov: false, weight_decay: 0.0, clip: Some(0.5) };
 
 /// Each optimiser with the step number and a factor of the gradients' norm; where that is not finite, nothing may
 /// change.
 pub(super) fn table(t: &mut Table) {
-    let adam: [(OptimiserUpdate, f32, f32); 6] = [
+    let adam: [(OptimiserUpdate, f32, f32); 8] = [
         (ADAM.into(), 7.0, 1.0),
         (Adam { clip: Some(0.5), ..ADAM }.into(), 7.0, 1.0),
         (Adam { decoupled: false, ..ADAM }.into(), 1.0, 1.0),
         (Adam { trust_ratio: true, ..ADAM }.into(), 2.0, 1.0),
         (Adam { trust_ratio: true, weight_decay: 0.0, clip: Some(0.5), ..ADAM }.into(), 7.0, 1.0),
         (Adam { trust_ratio: true, ..ADAM }.into(), 7.0, f32::NAN),
+        (Adam { scheduled_decay: true, clip: Some(0.5), ..ADAM }.into(), 7.0, 1.0),
+        (Adam { scheduled_decay: true, trust_ratio: true, ..ADAM }.into(), 2.0, 1.0),
     ];
-    let lion: [(OptimiserUpdate, f32, f32); 3] = [
+    let lion: [(OptimiserUpdate, f32, f32); 4] = [
         (LION.into(), 3.0, 1.0),
         (Lion { weight_decay: 0.0, clip: Some(0.5), ..LION }.into(), 1.0, 1.0),
         (LION.into(), 3.0, f32::NAN),
+        (Lion { scheduled_decay: true, ..LION }.into(), 3.0, 1.0),
     ];
     let sgd: [(OptimiserUpdate, f32, f32); 5] = [
         (SGD.into(), 3.0, 1.0),
@@ -57,6 +61,9 @@ fn optimiser(c: &mut CaseBuilder, (rule, step, norm_factor): (OptimiserUpdate, f
         others.push(&root * &root);
     }
     others.extend([c.scalar(1e-2), c.scalar(step), norm]);
+    if rule.scheduled_decay() {
+        others.push(c.scalar(2.5));
+    }
     // A device that updates in place must also handle unused outputs.
     let used = c.rng.pick(&[1, 1 + rule.state_len()]);
     forward(parameter.apply_outputs(rule, &others.iter().collect::<Vec<_>>(), used))

@@ -50,8 +50,8 @@ pub(super) fn prefetch_row<S: Simd>(s: S, row: *const f32, n: usize) {
     }
 }
 
-/// Packs the rows of a head transposed, as `[panel][head_dim][row of the panel]`. Padding repeats the last row, which
-/// changes no maximum over the rows.
+/// Packs the rows of a head transposed, as `[panel][head_dim][row of the panel]`. Padding repeats the last row: in
+/// `Q Kᵀ` it changes no maximum over the keys, and the scores of padding are then overwritten or ignored.
 pub(super) struct PackTransposed<'a> {
     pub view: HeadView<'a>,
     pub b: usize,
@@ -79,11 +79,11 @@ impl Kernel for PackTransposed<'_> {
                 for ahead in first + column + PREFETCH_ROWS..first + column + PREFETCH_ROWS + columns {
                     prefetch_row(s, from.wrapping_add(ahead * view.row_stride), head_dim);
                 }
-                let square = TransposeSquare { from, stride: view.row_stride, row: first + column, rows, columns };
+                let source = PanelColumns { from, stride: view.row_stride, rows, first: first + column, columns };
                 let mut d = 0;
                 while d < head_dim {
                     // SAFETY: all `rows` rows are valid, and the columns from `column` on are inside the panel.
-                    unsafe { square.transpose(s, d, head_dim, panel.add(d * width + column), width) };
+                    unsafe { source.transpose(s, d, head_dim, panel.add(d * width + column), width) };
                     d += TRANSPOSE;
                 }
                 column += columns;
@@ -92,44 +92,44 @@ impl Kernel for PackTransposed<'_> {
     }
 }
 
-/// Some neighbouring rows, of which [`TransposeSquare::transpose`] takes up to `TRANSPOSE` elements at a time.
-struct TransposeSquare {
-    /// The first of all rows.
+/// Up to `TRANSPOSE` neighbouring rows of a head, which become as many columns of a panel.
+struct PanelColumns {
+    /// Row 0 of the head.
     from: *const f32,
     stride: usize,
-    /// The first row of the square; those from `rows` on are replaced by the last.
-    row: usize,
+    /// The number of rows of the head.
     rows: usize,
-    /// Rows of the square, which are columns of the panel.
+    /// The row that becomes the first column; rows past the last are replaced by the last.
+    first: usize,
     columns: usize,
 }
 
-impl TransposeSquare {
-    /// Writes elements `d` to `d + TRANSPOSE`, or to `head_dim`, as rows of `to`.
+impl PanelColumns {
+    /// Writes elements `d..d + TRANSPOSE` of these rows (as far as `head_dim`) as rows of `to`.
     ///
     /// # Safety
     /// `rows` rows of `head_dim` elements must be readable, and up to `TRANSPOSE` rows of `columns` elements at `to`
     /// writable.
     #[inline(always)]
     unsafe fn transpose<S: Simd>(&self, s: S, d: usize, head_dim: usize, to: *mut f32, to_stride: usize) {
-        let &TransposeSquare { from, stride, row, rows, columns } = self;
-        let terms = TRANSPOSE.min(head_dim - d);
+        let &PanelColumns { from, stride, rows, first, columns } = self;
+        let elements = TRANSPOSE.min(head_dim - d);
         // SAFETY: reads are of rows below `rows` and elements below `head_dim`.
         unsafe {
-            if columns == TRANSPOSE && terms == TRANSPOSE && row + TRANSPOSE <= rows {
-                s.transpose(from.add(row * stride + d), stride, to, to_stride);
-            } else if columns == TRANSPOSE && terms == TRANSPOSE {
+            if columns == TRANSPOSE && elements == TRANSPOSE && first + TRANSPOSE <= rows {
+                s.transpose(from.add(first * stride + d), stride, to, to_stride);
+            } else if columns == TRANSPOSE && elements == TRANSPOSE {
                 let mut padded = [0.0f32; TRANSPOSE * TRANSPOSE];
                 for (c, to) in padded.chunks_exact_mut(TRANSPOSE).enumerate() {
-                    let from = from.add((row + c).min(rows - 1) * stride + d);
+                    let from = from.add((first + c).min(rows - 1) * stride + d);
                     std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), TRANSPOSE);
                 }
                 s.transpose(padded.as_ptr(), TRANSPOSE, to, to_stride);
             } else {
                 for c in 0..columns {
-                    let from = from.add((row + c).min(rows - 1) * stride + d);
-                    for t in 0..terms {
-                        *to.add(t * to_stride + c) = *from.add(t);
+                    let from = from.add((first + c).min(rows - 1) * stride + d);
+                    for i in 0..elements {
+                        *to.add(i * to_stride + c) = *from.add(i);
                     }
                 }
             }

@@ -1,5 +1,5 @@
-//! Values that do not change from run to run: computed once from the parameters, and packed where matrix products read
-//! them.
+//! The values that stay from run to run: parameters, constants, and what depends on them alone, which is computed once.
+//! Weights are packed where matrix products read them. Runs overwrite only the parameters that they update.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -7,7 +7,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use vit_graph::device::{Elements, Parameters};
-use vit_graph::memory::storage;
+use vit_graph::memory::root_of;
 use vit_graph::ops::{Data, Op, Operation, Parameter};
 use vit_graph::{Graph, GraphError, NodeId, Value};
 
@@ -18,10 +18,10 @@ use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::lower::{Lowered, WeightPacking};
 
-/// Parameters, constants and the values that depend on them alone. A buffer that steps read is allocated once and never
-/// moves.
+/// The buffers of parameters, constants and the values that depend on them alone. A buffer that steps use is allocated
+/// once and never moves.
 #[derive(Default)]
-pub(super) struct ConstantBuffers {
+pub(super) struct StoredBuffers {
     pub values: HashMap<Value, Arc<Buffer>>,
     /// Packed weights, by the node that reads them and the index of its input.
     pub packed: HashMap<(NodeId, usize), Arc<Buffer>>,
@@ -29,7 +29,7 @@ pub(super) struct ConstantBuffers {
     pub shared: Option<SharedStorage>,
 }
 
-impl ConstantBuffers {
+impl StoredBuffers {
     /// Bytes of all buffers; one that several executables have counts in equal parts.
     pub fn bytes(&self) -> usize {
         let part = |buffer: &Arc<Buffer>| buffer.bytes().div_ceil(Arc::strong_count(buffer));
@@ -62,7 +62,7 @@ fn write<K: Eq + Hash>(
     Ok(())
 }
 
-/// How everything in [`ConstantBuffers`] is computed from parameters.
+/// How everything in [`StoredBuffers`] is computed from parameters.
 pub(super) struct Constants {
     pub graph: Graph,
     /// Nodes with a stored value, in topological order, and the kernels of those that compute something.
@@ -90,7 +90,7 @@ impl Constants {
         &self,
         processor: &Processor,
         parameters: &mut dyn Parameters,
-        stored: &mut ConstantBuffers,
+        stored: &mut StoredBuffers,
     ) -> Result<(), GraphError> {
         let mut remaining = self.uses.clone();
         for (id, lowered) in &self.nodes {
@@ -119,7 +119,7 @@ impl Constants {
                 _ => {
                     let Some(lowered) = lowered else { continue };
                     let results = self.run(processor, *id, lowered, stored)?;
-                    for root in node.inputs.iter().map(|&input| storage(&self.graph, input)) {
+                    for root in node.inputs.iter().map(|&input| root_of(&self.graph, input)) {
                         let Some(left) = remaining.get_mut(&root) else { continue };
                         *left = left.saturating_sub(1);
                         if *left == 0 {
@@ -140,12 +140,12 @@ impl Constants {
         processor: &Processor,
         id: NodeId,
         Lowered { kernel, workspace, in_place, .. }: &Lowered,
-        stored: &ConstantBuffers,
+        stored: &StoredBuffers,
     ) -> Result<Vec<Buffer>, GraphError> {
         let node = self.graph.node(id);
         let sizes = node.outputs.iter().map(|ty| ty.shape.elements());
         let mut results = sizes.map(Buffer::new).collect::<Result<Vec<Buffer>, GraphError>>()?;
-        let input = |&value: &Value| stored.values[&storage(&self.graph, value)].as_slice();
+        let input = |&value: &Value| stored.values[&root_of(&self.graph, value)].as_slice();
         let inputs: Vec<&[f32]> = node.inputs.iter().map(input).collect();
         let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
         let updated = if *in_place { node.op.in_place() } else { &[] };
@@ -161,11 +161,11 @@ impl Constants {
         value: Value,
         elements: &[f32],
         remaining: &HashMap<Value, usize>,
-        stored: &mut ConstantBuffers,
+        stored: &mut StoredBuffers,
     ) -> Result<(), GraphError> {
         for (id, WeightPacking { input, form }) in &self.packings {
             let weight = self.graph.node(*id).inputs[*input];
-            if storage(&self.graph, weight) == value {
+            if root_of(&self.graph, weight) == value {
                 let (n, k) = (self.graph.shape(weight)[0], self.graph.shape(weight)[1]);
                 let len = form.len(processor.isa, k, n);
                 let pack = |buffer: &mut [f32]| form.pack(processor, elements, k, n, buffer);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::Memory;
-use vit_graph::memory::{MemoryPlan, MemoryRequirements, storage};
+use vit_graph::memory::{MemoryPlan, MemoryRequirements, root_of};
 use vit_graph::ops::Operation;
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
@@ -79,7 +79,7 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
         }
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
         // A constant node runs once: packing its weight beforehand would gain nothing.
-        let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[storage(graph, v).node]).collect();
+        let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[root_of(graph, v).node]).collect();
         let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
         lowered
             .map(Some)
@@ -99,13 +99,13 @@ pub(super) fn unpacked_uses(
         let Some(lowered) = &kernels[id] else { continue };
         for (i, &input) in node.inputs.iter().enumerate() {
             if lowered.packing.as_ref().is_none_or(|p| p.input != i) {
-                *uses.entry(storage(graph, input)).or_default() += 1;
+                *uses.entry(root_of(graph, input)).or_default() += 1;
             }
         }
     }
     let updates = graph.updates().iter().flat_map(|(parameter, new)| [parameter, new]);
     for value in graph.outputs().iter().map(|(_, value)| value).chain(updates) {
-        *uses.entry(storage(graph, *value)).or_default() += 1;
+        *uses.entry(root_of(graph, *value)).or_default() += 1;
     }
     uses
 }

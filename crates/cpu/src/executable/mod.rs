@@ -15,7 +15,7 @@ use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::buffer::Buffer;
 use crate::device::Processor;
-use constants::{ConstantBuffers, Constants};
+use constants::{Constants, StoredBuffers};
 use exchanged::Exchanges;
 pub(crate) use lowered_graph::LoweredGraph;
 pub(crate) use shared::{SharedBuffers, SharedStorage};
@@ -28,9 +28,10 @@ pub(crate) struct CpuExecutable {
     steps: Vec<KernelStep>,
     exchanges: Exchanges,
     arena: Buffer,
+    /// Computes `stored`, again whenever parameters are set.
     constants: Constants,
-    buffers: ConstantBuffers,
-    /// Memory of outputs that are updated in place but have no consumers.
+    stored: StoredBuffers,
+    /// Memory for outputs without consumers, and so without a range of the arena, whose kernel works in place.
     spares: Vec<Buffer>,
     inputs: NamedValues,
     outputs: NamedValues,
@@ -56,11 +57,11 @@ impl CpuExecutable {
         let LoweredGraph { graph, mut kernels, constant, in_place, plan } = lowered;
         let constants = Constants::new(graph, &mut kernels, &constant);
         // Before the steps, which hold the addresses of the buffers.
-        let mut buffers = ConstantBuffers { shared, ..ConstantBuffers::default() };
-        constants.compute(&processor, parameters, &mut buffers)?;
+        let mut stored = StoredBuffers { shared, ..StoredBuffers::default() };
+        constants.compute(&processor, parameters, &mut stored)?;
         let graph = &constants.graph;
         let arena = Buffer::new(plan.arena_bytes / 4)?;
-        let addresses = Addresses { graph, plan: &plan, arena: &arena, constants: &buffers, in_place: &in_place };
+        let addresses = Addresses { graph, plan: &plan, arena: &arena, stored: &stored, in_place: &in_place };
         let (mut nodes, mut steps, mut spares) = (Vec::new(), Vec::new(), Vec::new());
         for (id, lowered) in kernels.into_iter().enumerate() {
             if let Some(lowered) = lowered {
@@ -79,7 +80,7 @@ impl CpuExecutable {
         let first_output = |node: NodeId| Value { node, output: 0 };
         let inputs = graph.inputs().map(|(node, input)| (&input.name, first_output(node)));
         let parameters = graph.parameters().map(|(node, parameter)| (&parameter.name, first_output(node)));
-        let unpacked = parameters.filter(|(_, value)| buffers.values.contains_key(value));
+        let unpacked = parameters.filter(|(_, value)| stored.values.contains_key(value));
         let outputs = graph.outputs().iter().map(|(name, value)| (name, *value));
         let (inputs, outputs, parameters) = (
             NamedValues::new(&addresses, inputs),
@@ -93,7 +94,7 @@ impl CpuExecutable {
             exchanges,
             arena,
             constants,
-            buffers,
+            stored,
             spares,
             inputs,
             outputs,
@@ -239,11 +240,11 @@ impl Executable for CpuExecutable {
     }
 
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {
-        if self.buffers.shared.is_some() {
+        if self.stored.shared.is_some() {
             let reason = "the parameters of an executable that may share them cannot be replaced";
             return Err(GraphError::device(DEVICE, reason));
         }
-        self.constants.compute(&self.processor, parameters, &mut self.buffers)
+        self.constants.compute(&self.processor, parameters, &mut self.stored)
     }
 
     fn read_parameter(&self, name: &str, into: &mut [f32]) -> Result<(), GraphError> {
@@ -252,6 +253,6 @@ impl Executable for CpuExecutable {
     }
 
     fn memory_bytes(&self) -> usize {
-        self.arena.bytes() + self.buffers.bytes() + self.spares.iter().map(Buffer::bytes).sum::<usize>()
+        self.arena.bytes() + self.stored.bytes() + self.spares.iter().map(Buffer::bytes).sum::<usize>()
     }
 }

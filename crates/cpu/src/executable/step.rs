@@ -4,21 +4,21 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use vit_graph::device::StepInfo;
-use vit_graph::memory::{ArenaRange, MemoryPlan, storage};
+use vit_graph::memory::{ArenaRange, MemoryPlan, root_of};
 use vit_graph::ops::Operation;
 use vit_graph::{Graph, GraphError, NodeId, Type, Value};
 
-use super::constants::ConstantBuffers;
+use super::constants::StoredBuffers;
 use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::lower::{Lowered, NodeKernel, WeightPacking};
 
-/// Where every value is: in the arena or in a constant buffer.
+/// Where every value is: in the arena or in a stored buffer.
 pub(super) struct Addresses<'a> {
     pub graph: &'a Graph,
     pub plan: &'a MemoryPlan,
     pub arena: &'a Buffer,
-    pub constants: &'a ConstantBuffers,
+    pub stored: &'a StoredBuffers,
     /// As in [`super::LoweredGraph`].
     pub in_place: &'a HashMap<Value, Value>,
 }
@@ -26,8 +26,8 @@ pub(super) struct Addresses<'a> {
 impl Addresses<'_> {
     /// The elements of a value; none if it is not stored.
     pub fn of(&self, value: Value) -> *mut [f32] {
-        let value = storage(self.graph, value);
-        match self.constants.values.get(self.in_place.get(&value).unwrap_or(&value)) {
+        let value = root_of(self.graph, value);
+        match self.stored.values.get(self.in_place.get(&value).unwrap_or(&value)) {
             Some(buffer) => buffer.as_raw_slice(),
             None => self.in_arena(self.plan.range(self.graph, value)),
         }
@@ -41,8 +41,8 @@ impl Addresses<'_> {
     }
 }
 
-/// A kernel and the addresses of its operands, which are valid as long as the executable lives: the arena and the
-/// constant buffers never move.
+/// A kernel and the addresses of its operands, which are valid as long as the executable lives: the arena, the stored
+/// buffers and the spares never move.
 pub(super) struct KernelStep {
     kernel: NodeKernel,
     inputs: Vec<*const [f32]>,
@@ -54,7 +54,7 @@ pub(super) struct KernelStep {
 }
 
 impl KernelStep {
-    /// `spares` takes the memory of outputs that are updated in place but have no consumers.
+    /// Where the kernel works in place, `spares` takes memory for outputs without consumers, which have none yet.
     pub fn new(
         addresses: &Addresses<'_>,
         id: NodeId,
@@ -64,7 +64,7 @@ impl KernelStep {
         let node = addresses.graph.node(id);
         let mut inputs: Vec<*const [f32]> = node.inputs.iter().map(|&v| addresses.of(v).cast_const()).collect();
         if let Some(WeightPacking { input, .. }) = packing
-            && let Some(buffer) = addresses.constants.packed.get(&(id, input))
+            && let Some(buffer) = addresses.stored.packed.get(&(id, input))
         {
             inputs[input] = buffer.as_raw_slice().cast_const();
         }
@@ -91,7 +91,7 @@ impl KernelStep {
 
     pub fn run(&mut self, processor: &Processor) {
         for &(from, to) in &self.copies {
-            // SAFETY: both are arena ranges or constant buffers, of one length, and do not overlap.
+            // SAFETY: both are arena ranges, stored buffers or spares, of one length, and do not overlap.
             unsafe { (*to).copy_from_slice(&*from) };
         }
         let inputs = &raw const *self.inputs as *const [&[f32]];

@@ -1,8 +1,10 @@
-//! The innermost step of every product of f32: a rank-1 update of the sums of a register tile.
+//! The loop over k of the f32 microkernels of GEMM and attention, and its innermost step: a rank-1 update of the sums
+//! of a register tile. AMX and convolutions have other microkernels.
 
 use crate::simd::Simd;
 
-/// The current position in the micro-panels of A and B of a register tile.
+/// The current position in the micro-panels of A and B of a register tile. They may be packed or, unlike in BLIS, rows
+/// of the matrices themselves.
 pub(crate) struct MicroPanels {
     /// Rows 0, 3 and 6 of A: an x86 address reaches the two rows after each by its scaled index.
     a: [*const f32; 3],
@@ -68,12 +70,12 @@ impl MicroPanels {
     }
 }
 
-/// The microkernel's loop over k, unrolled, with its prefetches.
+/// A microkernel's loop over k, unrolled, with its prefetches.
 pub(crate) trait KLoop {
     /// The position in the operands.
     fn panels(&mut self) -> &mut MicroPanels;
 
-    /// Prefetches that an unrolled iteration begins with.
+    /// Prefetches at the start of each iteration, also of those with one term that remain after unrolling.
     fn prefetch_in_iteration<S: Simd>(&mut self, s: S);
 
     /// Prefetches after each rank-1 update.

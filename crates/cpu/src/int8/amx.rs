@@ -4,12 +4,12 @@
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
 
 use super::block::{DequantiseTile, QuantisedBlock};
-use super::path::{Dot, TILE_GROUPS};
+use super::path::{AMX_TILE_GROUPS, Dot};
 use super::x86::Avx512Vnni;
 use crate::amx::{ACC_SIDE, TILE_ROWS, Tmul};
 
 /// Bytes of a k step of a row.
-const K_STEP_BYTES: usize = TILE_GROUPS * Avx512Vnni::GROUP;
+const K_STEP_BYTES: usize = AMX_TILE_GROUPS * Avx512Vnni::GROUP;
 /// Columns of a tile register.
 const TILE_COLUMNS: usize = 16;
 /// Columns of a packed panel, and the bytes of a group of each.
@@ -56,9 +56,9 @@ pub(super) unsafe fn run<T: Tmul>(d: Avx512Vnni, tmul: &mut T, block: QuantisedB
             unsafe {
                 let a = [block.a.add(row * block.stride), block.a.add(lower * block.stride)];
                 tmul.load_accumulators(ZEROS.0.as_ptr().cast());
-                for step in 0..block.groups / TILE_GROUPS {
+                for step in 0..block.groups / AMX_TILE_GROUPS {
                     let a = a.map(|a| a.add(step * K_STEP_BYTES));
-                    let b = b.map(|b| b.add(step * TILE_GROUPS * PANEL_BYTES));
+                    let b = b.map(|b| b.add(step * AMX_TILE_GROUPS * PANEL_BYTES));
                     tmul.tileloadd::<6>(b[0], PANEL_BYTES);
                     tmul.tileloadd::<4>(a[0], block.stride);
                     tmul.tdpbusd::<0, 4, 6>();

@@ -1,5 +1,5 @@
-//! A block of C on one thread: quantised rows times packed panels, tile by tile. The sums of a register tile cover all
-//! of k and are dequantised from the nearest cache.
+//! A block of C on one thread: quantised rows times packed panels, tile by tile. A register tile sums all of k at once,
+//! stores its integers to a buffer of its own size, and is dequantised from there, which is still in the L1 cache.
 
 use super::path::{Dot, DotKernel, DotPath, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
 use crate::activation::{ActivationFn, with_activation};
@@ -17,13 +17,13 @@ struct SumBuffer([i32; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
 pub(super) struct QuantisedBlock<'a> {
     pub m: usize,
     pub n: usize,
-    /// Groups of terms of each sum.
+    /// Groups of [`Dot::GROUP`] terms in each sum.
     pub groups: usize,
     pub a: *const u8,
     /// Bytes from one row of A to the next.
     pub stride: usize,
     pub row_scales: *const f32,
-    /// The stored activation of a zero in each row, [`Dot::offset`].
+    /// The zero point of each row, as [`Dot::offset`] gives it.
     pub row_offsets: *const i32,
     /// Packed panels, `[panel][group][NR][GROUP]`.
     pub b: *const i8,
@@ -39,8 +39,9 @@ impl QuantisedBlock<'_> {
     /// Computes the block with the vector instructions of a path.
     ///
     /// # Safety
-    /// `m` rows of A with their scales and offsets, the panels, scales and sums of `n` columns and the operands of the
-    /// epilogue must be readable; `m` x `n` of C must be writable, and no other thread may access it.
+    /// `m` rows of A with their scales and offsets, the panels that have the `n` columns, the scales and weight sums of
+    /// all columns of these panels, and the operands of the epilogue must be readable; `m` x `n` of C must be writable,
+    /// and no other thread may access it.
     pub unsafe fn run(self, path: DotPath) {
         path.dispatch(DotMacrokernel(self));
     }
@@ -80,11 +81,13 @@ impl DotKernel for DotMacrokernel<'_> {
         let block = self.0;
         let buffer = &mut SumBuffer([0; MAX_TILE_ROWS * MAX_TILE_COLUMNS]);
         let (m, n, nr) = (block.m, block.n, D::TILE_VECTORS * D::Float::LANES);
-        for_each_tile(m, n, 1, nr, &mut QuantisedBody { d, block, buffer, column: 0, columns: 0 });
+        let k_blocks = 1;
+        for_each_tile(m, n, k_blocks, nr, &mut QuantisedBody { d, block, buffer, column: 0, columns: 0 });
     }
 }
 
-/// The state of the loops. Its raw pointers are valid as [`QuantisedBlock::run`] requires.
+/// The state of the loops over one block, with the columns of the current panel. Its raw pointers are valid as
+/// [`QuantisedBlock::run`] requires.
 struct QuantisedBody<'a, 'b, D> {
     d: D,
     block: QuantisedBlock<'a>,
@@ -94,7 +97,7 @@ struct QuantisedBody<'a, 'b, D> {
 }
 
 impl<D: Dot> LoopBody for QuantisedBody<'_, '_, D> {
-    /// There is one kc block.
+    /// The only kc block needs no preparation.
     #[inline(always)]
     fn begin_k_block(&mut self, _: usize) {}
 
@@ -268,14 +271,16 @@ impl DequantiseTile<'_> {
     /// Dequantises and applies the epilogue.
     ///
     /// # Safety
-    /// `rows` x `columns` elements of C and of the operands of the epilogue must be valid; sums, column scales and
-    /// weight sums must be readable in whole vectors.
+    /// `rows` x `columns` elements of C and of the operands of the epilogue must be valid; `rows` row scales and
+    /// offsets must be readable; sums, column scales and weight sums must be readable in whole vectors.
     #[inline(always)]
     pub unsafe fn store<D: Dot>(self, d: D) {
         d.vectorize(Dequantise(self));
     }
 }
 
+/// Chooses the kernel for the activation. As a function of its own it leaves one call in the loops over tiles, not a
+/// branch with a call for each activation.
 struct Dequantise<'a>(DequantiseTile<'a>);
 
 impl DotKernel for Dequantise<'_> {
@@ -301,7 +306,7 @@ impl<F: ActivationFn> DotKernel for DequantiseWith<'_, F> {
         let s = d.float();
         let lanes = D::Float::LANES;
         let tile = self.tile;
-        let Epilogue { bias, scale, residual, .. } = tile.epilogue;
+        let Epilogue { bias, scale: epilogue_scale, residual, .. } = tile.epilogue;
         let mut column = 0;
         while column < tile.columns {
             let n = tile.columns - column;
@@ -313,17 +318,17 @@ impl<F: ActivationFn> DotKernel for DequantiseWith<'_, F> {
                     Some(bias) => s.load_up_to(bias.as_ptr().add(column), n),
                     None => s.splat(0.0),
                 };
-                let scale = match scale {
+                let epilogue_scale = match epilogue_scale {
                     Some(scale) => s.load_up_to(scale.as_ptr().add(column), n),
                     None => s.splat(1.0),
                 };
                 for row in 0..tile.rows {
                     let c = tile.c.add(row * tile.ldc + column);
                     let sums = tile.sums.add(row * tile.stride + column);
-                    let total = d.load_total(sums, *tile.row_offsets.add(row), weight_sums);
+                    let centred_sums = d.load_centred_sums(sums, *tile.row_offsets.add(row), weight_sums);
                     let row_scale = s.splat(*tile.row_scales.add(row));
-                    let x = s.mul(s.mul(total, column_scale), row_scale);
-                    let mut x = s.mul(self.f.value(s, s.add(x, bias)), scale);
+                    let x = s.mul(s.mul(centred_sums, column_scale), row_scale);
+                    let mut x = s.mul(self.f.value(s, s.add(x, bias)), epilogue_scale);
                     if let Some((residual, ld)) = residual {
                         x = s.add(x, s.load_up_to(residual.as_ptr().add(row * ld + column), n));
                     }

@@ -87,7 +87,7 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
     let stride = row_bytes(shape, k);
     let (quantised, rest) = aligned(workspace, m * stride / 4);
     let (row_scales, rest) = rest.split_at_mut(m);
-    // The zero point of each row.
+    // The zero point of each row, as `Dot::offset` gives it.
     let row_offsets: &mut [i32] = bytemuck::cast_slice_mut(&mut rest[..m]);
     let quantised: &mut [u8] = bytemuck::cast_slice_mut(quantised);
     quantise_rows(pool, path, &gemm, stride, quantised, row_scales, row_offsets);

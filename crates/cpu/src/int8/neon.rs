@@ -12,8 +12,8 @@ token! {
     NeonDot(Neon) = "neon,dotprod"
 }
 token! {
-    /// Proof that the machine has NEON.
-    NeonWide(Neon) = "neon"
+    /// Proof that the machine has NEON, whose widening products are the path without the extension.
+    NeonWidening(Neon) = "neon"
 }
 
 /// The operations that both paths share.
@@ -48,7 +48,7 @@ macro_rules! common {
         }
 
         #[inline(always)]
-        unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> float32x4_t {
+        unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> float32x4_t {
             // SAFETY: as above; the caller guarantees the memory.
             unsafe { vcvtq_f32_s32(vmlsq_n_s32(vld1q_s32(sums), vld1q_s32(weight_sums), offset)) }
         }
@@ -110,7 +110,7 @@ unsafe impl Dot for NeonDot {
 }
 
 // SAFETY: 128-bit registers hold 4 f32 and 4 i32; 64-bit ones 8 bytes.
-unsafe impl Dot for NeonWide {
+unsafe impl Dot for NeonWidening {
     common!();
     type Left = int8x8_t;
     type Right = int8x8_t;

@@ -33,6 +33,7 @@ pub enum DotPath {
 impl From<Isa> for DotPath {
     fn from(isa: Isa) -> DotPath {
         let paths = match isa {
+            // With AMX only a lack of VNNI makes `DotPath::Amx` unavailable, and `DotPath::Avx512Vnni` with it.
             Isa::Amx => [DotPath::Amx, DotPath::Avx512],
             Isa::Avx512 => [DotPath::Avx512Vnni, DotPath::Avx512],
             Isa::Avx2 => [DotPath::AvxVnni, DotPath::Avx2],
@@ -108,7 +109,7 @@ impl DotPath {
                 #[cfg(target_arch = "aarch64")]
                 DotPath::NeonDot => super::neon::NeonDot::new().vectorize(kernel),
                 #[cfg(target_arch = "aarch64")]
-                DotPath::Neon => super::neon::NeonWide::new().vectorize(kernel),
+                DotPath::Neon => super::neon::NeonWidening::new().vectorize(kernel),
                 #[cfg(target_arch = "x86_64")]
                 DotPath::Sse2 => super::x86::Sse2.vectorize(kernel),
                 _ => super::portable::PortableDot.vectorize(kernel),
@@ -117,23 +118,24 @@ impl DotPath {
     }
 }
 
-/// MC, the most rows of a block: a multiple of every register tile's rows (4, 6 or 8). Rows of bytes fit
-/// [`super::BLOCK_BYTES`] up to a k of 4032.
+/// MC, the most rows of a block: a multiple of every register tile's rows (4, 6 or 8). Up to a k of 4032, so many rows
+/// of bytes ([`super::row_bytes`], with padding) fit [`super::BLOCK_BYTES`].
 const MC: usize = 96;
-/// MC on AMX: the most rows of a k of 768 that fit [`super::BLOCK_BYTES`], in multiples of the accumulators' 32.
+/// MC on AMX: the most rows that fit [`super::BLOCK_BYTES`] for a k of 768, with padding 832 bytes, in multiples of the
+/// accumulators' 32.
 const AMX_MC: usize = 448;
 /// Fewer rows do not fill the tile registers.
 const AMX_MIN_ROWS: usize = 16;
 /// With fewer groups dequantisation takes longer than the sums, and the vector units are as fast.
 const AMX_MIN_GROUPS: usize = 128;
-/// Groups of a row of a tile register.
-pub(super) const TILE_GROUPS: usize = 16;
+/// Groups in a row of one of AMX's tile registers.
+pub(super) const AMX_TILE_GROUPS: usize = 16;
 
 impl DotPath {
     /// The rows and columns that blocks are multiples of, and the most rows.
     pub(super) fn block_shape(self, m: usize, groups: usize, shape: PathShape) -> ([usize; 2], usize) {
         if self.uses_amx(m, groups) {
-            // The accumulators are 32 x 32; two panels are a multiple of their columns.
+            // The accumulators are 32 x 32. A panel has 48 columns, so two are three times theirs.
             ([32, 2 * shape.columns], AMX_MC)
         } else {
             ([shape.rows, shape.columns], MC)
@@ -159,7 +161,7 @@ impl DotPath {
 
     /// Whether AMX computes a product or a block of so many rows and groups; the groups must fill whole tile registers.
     fn uses_amx(self, m: usize, groups: usize) -> bool {
-        self == DotPath::Amx && m >= AMX_MIN_ROWS && groups >= AMX_MIN_GROUPS && groups.is_multiple_of(TILE_GROUPS)
+        self == DotPath::Amx && m >= AMX_MIN_ROWS && groups >= AMX_MIN_GROUPS && groups.is_multiple_of(AMX_TILE_GROUPS)
     }
 }
 
@@ -188,8 +190,9 @@ pub(super) trait DotKernel {
 
 /// Dot products of short groups of bytes, one group in each lane of a vector of `i32` sums.
 ///
-/// Activations (the left-hand side) are stored as the path multiplies them: quantised values, or these minus an offset.
-/// Weights (the right-hand side) are signed bytes, `[column][GROUP]`.
+/// Activations (the left-hand side), quantised to `q` in 0..=255 with a zero point, are stored as the path multiplies
+/// them: `q` as a byte, `q - 128` where the instruction takes signed bytes, or `q - zero` in 16 bits. Weights (the
+/// right-hand side) are signed bytes, `[column][GROUP]`.
 ///
 /// # Safety
 /// Vectors must have as many lanes as those of `Float`, and loads and stores the documented extent.
@@ -226,16 +229,21 @@ pub(super) unsafe trait Dot: Copy {
     /// # Safety
     /// An element for each lane must be writable at `p`.
     unsafe fn store_sums(self, p: *mut i32, sums: Self::Sums);
-    /// `sums - offset * weight_sums`, converted to `f32`.
+    /// The sums as if activations were stored as `q - zero`: `sums - offset * weight_sums`, converted to `f32`.
     /// # Safety
     /// An element for each lane must be readable at both.
-    unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> <Self::Float as Simd>::V;
-    /// Stores `min(round(x) + zero, 255)`, which must not be negative, as an activation; an `x` that is not finite may
-    /// give any value.
+    unsafe fn load_centred_sums(
+        self,
+        sums: *const i32,
+        offset: i32,
+        weight_sums: *const i32,
+    ) -> <Self::Float as Simd>::V;
+    /// Stores the activation `q = min(round(x) + zero, 255)`, which must not be negative; an `x` that is not finite
+    /// may give any value.
     /// # Safety
     /// `LEFT_BYTES` for each lane must be writable at `p`.
     unsafe fn store_left(self, p: *mut u8, x: <Self::Float as Simd>::V, zero: i32);
-    /// The stored activation of a zero, given its zero point.
+    /// The zero point in the form of a stored activation: what [`Dot::load_centred_sums`] subtracts per term.
     fn offset(zero: i32) -> i32;
 }
 
@@ -337,7 +345,7 @@ pub(super) const MAX_TILE_COLUMNS: usize = 48;
 /// The constants of a path.
 #[derive(Clone, Copy)]
 pub(super) struct PathShape {
-    /// Terms that one instruction sums: elements of a weight's row that are packed together.
+    /// Terms that a lane sums at a time: elements of a column of B, consecutive along k, that are packed together.
     pub group: usize,
     /// Bytes of a stored activation.
     pub left_bytes: usize,

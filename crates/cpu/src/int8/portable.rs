@@ -56,7 +56,7 @@ unsafe impl Dot for PortableDot {
     }
 
     #[inline(always)]
-    unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> [f32; 4] {
+    unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> [f32; 4] {
         // SAFETY: guaranteed by the caller.
         let (sums, weight_sums) =
             unsafe { (sums.cast::<[i32; 4]>().read_unaligned(), weight_sums.cast::<[i32; 4]>().read_unaligned()) };

@@ -60,7 +60,7 @@ impl RowScale {
     }
 }
 
-/// Quantises rows of activations, with a scale and an offset ([`Dot::offset`]) for each.
+/// Quantises rows of activations, with a scale and a zero point, as [`Dot::offset`] gives it, for each.
 pub(super) struct QuantiseRows<'a> {
     pub k: usize,
     pub a: &'a [f32],

@@ -66,7 +66,7 @@ macro_rules! vectors {
         }
 
         #[inline(always)]
-        unsafe fn load_total(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> $floats {
+        unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> $floats {
             // SAFETY: as above; the caller guarantees the memory.
             unsafe { $to_float($sub($load(sums.cast()), $mul($splat(offset), $load(weight_sums.cast())))) }
         }
@@ -226,7 +226,7 @@ unsafe impl Dot for Sse2 {
     }
 
     #[inline(always)]
-    unsafe fn load_total(self, sums: *const i32, offset: i32, _: *const i32) -> [f32; 4] {
+    unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, _: *const i32) -> [f32; 4] {
         debug_assert_eq!(offset, 0, "stored activations have no offset");
         let mut out = [0.0; 4];
         // SAFETY: as above; the caller guarantees the memory.

@@ -76,6 +76,10 @@ fn clip_factor(clip: Option<f32>, norm: f32) -> Option<f32> {
 pub(super) fn optimiser_update(op: &OptimiserUpdate, parameter: &Type) -> Lowered {
     let op = *op;
     Lowered::new(move |p, inputs, outputs, workspace| {
+        let (inputs, op) = match inputs {
+            [inputs @ .., factor] if op.scheduled_decay() => (inputs, op.with_decay_times(factor[0])),
+            _ => (inputs, op),
+        };
         let &[_, gradient, .., learning_rate, step, norm] = inputs else { unreachable!("six inputs or seven") };
         let Some(gradient_scale) = clip_factor(op.clip(), norm[0]) else { return };
         let scalars = StepScalars { learning_rate: learning_rate[0], step: step[0], gradient_scale };

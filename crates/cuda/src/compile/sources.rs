@@ -102,7 +102,7 @@ pub(crate) struct KernelVariant {
 }
 
 impl KernelVariant {
-    /// The source with its defaults: f32 operands, and the values above.
+    /// The source with f32 for its storage types, and its defaults for other macros.
     pub fn new(source: &'static KernelSource) -> Self {
         let types = source.storage_types.iter().map(|&name| (name, "float"));
         let defines = types.chain(source.defaults.iter().copied()).map(|(name, value)| (name, value.to_string()));

@@ -32,8 +32,8 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// One matrix with dense rows.
-    pub fn dense(address: u64, ld: usize) -> Self {
+    /// One matrix, not transposed. It may be some columns of a wider one: `ld` is then the width of that.
+    pub fn with_ld(address: u64, ld: usize) -> Self {
         Matrix { address, ld, transposed: false, batch_stride: 0 }
     }
 }
@@ -145,7 +145,7 @@ impl MatrixProduct {
             let (rows, columns) = if m.transposed { (1, m.ld) } else { (m.ld, 1) };
             CStruct::new().u64s(&[rows, columns, m.batch_stride])
         };
-        let c = self.c.unwrap_or(Matrix::dense(0, 0));
+        let c = self.c.unwrap_or(Matrix::with_ld(0, 0));
         KernelLaunch {
             variant: KernelVariant::new(&compile::GEMM)
                 .with("X", self.operand.name())

@@ -73,6 +73,14 @@ struct TensorUpdate {
 
 __device__ __forceinline__ bool is_finite(float v) { return fabsf(v) < INFINITY; }
 
+// A tensor's update, with a weight decay that is multiplied by `decay_factor` unless that is null.
+__device__ __forceinline__ TensorUpdate with_decay(TensorUpdate p, const float* decay_factor) {
+    const float factor = decay_factor ? *decay_factor : 1.0f;
+    p.coupled_decay *= factor;
+    p.decoupled_decay *= factor;
+    return p;
+}
+
 // The factor of the gradients, min(1, clip / (norm + epsilon)); -1 if the norm is not finite: then nothing is updated.
 __device__ __forceinline__ float clip_factor(u32 clips, float clip, float clip_epsilon, float norm) {
     if (!is_finite(norm)) return -1.0f;
@@ -147,10 +155,10 @@ __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam&
 
 // Adam and AdamW; for LAMB the first pass, with partials [blocks, 2] of the squares of parameter and update.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, float* partials,
-         const Adam adam) {
+    adam(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
+         const float* decay_factor, float* partials, const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
-    const TensorUpdate p = tensors[chunk.tensor];
+    const TensorUpdate p = with_decay(tensors[chunk.tensor], decay_factor);
     __shared__ AdamStep shared;
     if (threadIdx.x == 0) shared = adam_step(p, adam, step, norm);
     __syncthreads();
@@ -174,9 +182,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // `new_variance` are not null. Every block adds up the partial sums of its whole tensor, in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
-                    const float* partials, const Adam adam) {
+                    const float* decay_factor, const float* partials, const Adam adam) {
     const Chunk chunk = chunks[blockIdx.x];
-    const TensorUpdate p = tensors[chunk.tensor];
+    const TensorUpdate p = with_decay(tensors[chunk.tensor], decay_factor);
     const u32 blocks = (u32)((p.count + CHUNK - 1) / CHUNK);
     double squares[2] = {0.0, 0.0};
     for (u32 i = threadIdx.x; i < blocks; i += THREADS) {
@@ -207,9 +215,10 @@ struct Lion {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    lion(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm, const Lion lion) {
+    lion(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
+         const float* decay_factor, const Lion lion) {
     const Chunk chunk = chunks[blockIdx.x];
-    const TensorUpdate p = tensors[chunk.tensor];
+    const TensorUpdate p = with_decay(tensors[chunk.tensor], decay_factor);
     const float factor = clip_factor(lion.clips, lion.clip, lion.clip_epsilon, *norm), rate = *p.rate;
     const u64 begin = chunk.begin(), end = chunk.end(p.count);
     for (u64 i = begin + threadIdx.x; i < end; i += THREADS) {

@@ -1,6 +1,6 @@
 //! Attention. [`forward`] and [`backward`] choose the kernels from storage type, head size, lengths and options:
-//! [`hopper`] for 16 bits on Hopper without bias and dropout, [`mma`] for other attention in bf16 over up to 256
-//! tokens, and `attention.cu`, which supports everything, for the rest.
+//! [`hopper`] on Hopper for 16 bits without bias and dropout (gradients only in bf16), [`mma`] for other attention in
+//! bf16 over up to 256 tokens, and `attention.cu`, which supports everything, for the rest.
 
 mod hopper;
 mod mma;
@@ -19,11 +19,13 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// The largest head size whose tiles fit the shared memory of every supported GPU.
+/// The largest head size that is supported, and that the tests cover. With it, the gradient in `attention.cu` needs 73
+/// KiB of shared memory in a block; every GPU since Ampere has at least 99.
 const MAX_HEAD_DIM: usize = 128;
 
-/// `TILE` and `THREADS` of `attention.cu`.
+/// `TILE` of `attention.cu`.
 const TILE: usize = 32;
+/// `THREADS` of `attention.cu` and `bias_gradient.cu`.
 const THREADS: usize = 256;
 
 /// An attention with the addresses of its operands.
@@ -145,7 +147,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     if x.score_rows() == 0 {
         return Ok(());
     }
-    // The weights are computed from the log-sum-exp, even if the result has no consumer.
+    // An output without consumers has address 0. The kernels then do not write the log-sum-exp, but
+    // `attention_weights` reads it; the result they always write.
     let lse = if lse.is_written() || !weights.is_written() { lse.address } else { e.scratch(4 * x.score_rows()) };
     let result = if out.is_written() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
     // Only the kernels for Hopper write e4m3; other results are quantised afterwards.

@@ -13,7 +13,7 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::{CStruct, KernelArguments};
 use crate::run::launch::Request;
 
-/// The most scratch memory for im2col.
+/// The most scratch memory for im2col, unless a single image needs more.
 const MAX_IM2COL_BYTES: usize = 256 << 20;
 
 /// The extents of a convolution.
@@ -65,9 +65,9 @@ impl ConvGeometry {
         self.image.iter().product()
     }
 
-    /// Images of one im2col.
-    fn images(&self, bytes: usize) -> usize {
-        (MAX_IM2COL_BYTES / (self.pixels() * self.columns() * bytes).max(1)).clamp(1, self.batch.max(1))
+    /// Images of one im2col: as many as fit [`MAX_IM2COL_BYTES`], at least one.
+    fn images(&self, element_bytes: usize) -> usize {
+        (MAX_IM2COL_BYTES / (self.pixels() * self.columns() * element_bytes).max(1)).clamp(1, self.batch.max(1))
     }
 
     /// The first image, the number of images and the group of every matrix product.
@@ -123,9 +123,9 @@ pub(super) fn forward(op: &Conv2d, e: &mut Emitter) {
         let first = start * geometry.pixels() * geometry.filters + group * per_group;
         let mut product = e.product(
             [1, count * geometry.pixels(), per_group, columns],
-            Matrix::dense(im2col_matrix, columns),
-            Matrix { transposed: true, ..Matrix::dense(filters, columns) },
-            (Matrix::dense(y.address + (first * y.storage.bytes()) as u64, geometry.filters), y.storage),
+            Matrix::with_ld(im2col_matrix, columns),
+            Matrix { transposed: true, ..Matrix::with_ld(filters, columns) },
+            (Matrix::with_ld(y.address + (first * y.storage.bytes()) as u64, geometry.filters), y.storage),
         );
         product.bias = bias.map(|bias| bias + (group * per_group * y.storage.bytes()) as u64);
         e.multiply(product);
@@ -147,9 +147,9 @@ pub(super) fn grad_input(op: &Conv2dGradInput, e: &mut Emitter) {
         let first = start * geometry.pixels() * geometry.filters + group * per_group;
         let product = e.product(
             [1, count * geometry.pixels(), columns, per_group],
-            Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters),
-            Matrix::dense(filters, columns),
-            (Matrix::dense(im2col_grad, columns), operand),
+            Matrix::with_ld(dy + (first * operand.bytes()) as u64, geometry.filters),
+            Matrix::with_ld(filters, columns),
+            (Matrix::with_ld(im2col_grad, columns), operand),
         );
         e.multiply(product);
         let variant = KernelVariant::new(&compile::CONV).with("X", operand.name()).with("Y", dx.storage.name());
@@ -177,11 +177,11 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     for (start, count, group) in geometry.products(images) {
         im2col(&geometry, x, (start, count, group), im2col_matrix, e);
         let first = start * geometry.pixels() * geometry.filters + group * per_group;
-        let to = Matrix::dense(dw.address + (group * per_group * columns * dw.storage.bytes()) as u64, columns);
+        let to = Matrix::with_ld(dw.address + (group * per_group * columns * dw.storage.bytes()) as u64, columns);
         let mut product = e.product(
             [1, per_group, columns, count * geometry.pixels()],
-            Matrix { transposed: true, ..Matrix::dense(dy + (first * operand.bytes()) as u64, geometry.filters) },
-            Matrix::dense(im2col_matrix, columns),
+            Matrix { transposed: true, ..Matrix::with_ld(dy + (first * operand.bytes()) as u64, geometry.filters) },
+            Matrix::with_ld(im2col_matrix, columns),
             (to, dw.storage),
         );
         // Later images are added to the sum over earlier ones.

@@ -1,10 +1,11 @@
-//! Queries and keys of cosine attention.
+//! Queries and keys of cosine attention (Swin V2), and their gradient: in packed qkv, keys are divided by their length,
+//! queries too and then multiplied by a scale per head; values are copied.
 
 use super::{Emitter, THREADS, vector_width};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::{CStruct, KernelArguments};
 
-/// Threads of a vector: `LANES` of the kernels.
+/// Threads that share the vector of one head: `LANES` of the kernels.
 const LANES: usize = 8;
 
 pub(super) fn forward(heads: usize, e: &mut Emitter) {
@@ -29,12 +30,15 @@ pub(super) fn backward(heads: usize, e: &mut Emitter) {
     launch("cosine_qkv_grad", variant, vectors, arguments, e);
 }
 
-/// The width of a head, and the number of its vectors in `qkv`.
+/// The width of a head, and the number of vectors of this width in `qkv`: a query, a key and a value for each head of
+/// each row.
 fn extents(heads: usize, qkv: &vit_graph::Shape) -> (usize, usize) {
     let dim = qkv.last() / (3 * heads);
     (dim, qkv.rows() * 3 * heads)
 }
 
+/// Threads load at most 4 elements at a time: with 8, half of a vector's threads would idle in the heads of Swin V2,
+/// which have 32 elements.
 fn variant(dim: usize) -> KernelVariant {
     KernelVariant::new(&compile::COSINE).with("VEC", vector_width(&[dim]).min(4))
 }

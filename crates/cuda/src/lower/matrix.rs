@@ -10,8 +10,9 @@ use crate::plan::storage::Storage;
 use crate::run::arguments::KernelArguments;
 use crate::run::launch::Request;
 
-/// Results of fewer elements stay in the L2 cache between two kernels, so that fusing them gains nothing.
-const MIN_FUSED_ELEMENTS: usize = 1 << 18;
+/// The fewest elements of a result for which cuBLASLt's GELU epilogue is used: smaller results stay in the L2 cache
+/// between two kernels, so that fusing them gains nothing.
+const MIN_GELU_EPILOGUE_ELEMENTS: usize = 1 << 18;
 
 impl Emitter {
     /// The storage type of the operands of products.
@@ -71,8 +72,9 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         let operand = e.operand_storage();
         (e.input_as(0, operand), e.input_as(1, operand), operand)
     };
-    let weight = Matrix { transposed: true, ..Matrix::dense(weight, k) };
-    let mut product = e.product([1, m, n, k], Matrix::dense(x, k), weight, (Matrix::dense(y.address, n), y.storage));
+    let weight = Matrix { transposed: true, ..Matrix::with_ld(weight, k) };
+    let mut product =
+        e.product([1, m, n, k], Matrix::with_ld(x, k), weight, (Matrix::with_ld(y.address, n), y.storage));
     (product.operand, product.scales) = (operand, scales);
     product.bias = bias.map(|i| e.input_as(i, product.addend_storage()));
     let mut whole = product.clone();
@@ -80,7 +82,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         whole.scales.d = y.scales;
     }
     if op.activation.is_none() && scale.is_none() {
-        whole.c = residual.map(|i| Matrix::dense(e.input_as(i, whole.addend_storage()), n));
+        whole.c = residual.map(|i| Matrix::with_ld(e.input_as(i, whole.addend_storage()), n));
         // cuBLASLt may have no fp8 algorithm with an addend; then a second kernel adds it.
         if operand == Storage::E4m3 && residual.is_some() && m * n > 0 {
             let before = e.requests.len();
@@ -103,14 +105,15 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
     let before = e.requests.len();
     e.multiply(product);
     epilogue(op, &between, &y, e);
-    // cuBLASLt's GELU (tanh) differs from the exact one by about the rounding of bf16; f16 rounds less, and in training
-    // the backward pass takes the derivative of the exact one.
+    // cuBLASLt's GELU (tanh) differs from the exact one by about the rounding of bf16; f16 rounds less. Training
+    // never uses it: the forward pass of a checkpointed block must have the bits of its recomputation, where GELU is a
+    // separate kernel, since the backward pass reads the product, too.
     let gelu = match op.activation {
         Some(Activation::Gelu) => e.operand_storage() == Storage::Bf16,
         Some(Activation::GeluTanh) => true,
         _ => false,
     };
-    let large = m * n >= MIN_FUSED_ELEMENTS;
+    let large = m * n >= MIN_GELU_EPILOGUE_ELEMENTS;
     if gelu && !e.training && large && scale.is_none() && residual.is_none() && y.storage != Storage::F32 {
         let parts = e.requests.split_off(before);
         whole.gelu = true;
@@ -119,6 +122,8 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
 }
 
 /// The epilogue of a linear layer where cuBLASLt has none, from the product `x` to `y`: in place, unless `y` is e4m3.
+/// An e4m3 result has no scale and no residual, or [`Fp8Layers::stored`](crate::plan::fp8::Fp8Layers::stored) would not
+/// contain it.
 fn epilogue(op: &Linear, x: &Operand, y: &Operand, e: &mut Emitter) {
     let [_, scale, residual] = op.optional_inputs();
     let (count, n) = (y.shape.elements(), y.shape.last());

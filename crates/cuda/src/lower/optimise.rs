@@ -77,6 +77,8 @@ struct UpdateKernel {
     state: usize,
     /// Scalar inputs after the rate; a launch passes those of the first tensor.
     shared_scalars: usize,
+    /// Scalar parameters of the kernel without an input, which are null.
+    absent_scalars: usize,
     /// The kernel's struct of hyperparameters, one for all tensors of a launch.
     hyperparameters: Option<CStruct>,
     /// Weight decay of this tensor: that added to the gradient, and that added to the update (decoupled, as in AdamW).
@@ -93,6 +95,7 @@ impl UpdateKernel {
             kernel: "",
             state: 0,
             shared_scalars: 0,
+            absent_scalars: 0,
             hyperparameters: None,
             weight_decay: [0.0; 2],
             trust_ratio: false,
@@ -102,7 +105,8 @@ impl UpdateKernel {
             Op::OptimiserUpdate(OptimiserUpdate::Adam(adam)) => UpdateKernel {
                 kernel: "adam",
                 state: 2,
-                shared_scalars: 2,
+                shared_scalars: 2 + usize::from(adam.scheduled_decay),
+                absent_scalars: usize::from(!adam.scheduled_decay),
                 hyperparameters: Some(
                     CStruct::new()
                         .f32(adam.beta1)
@@ -119,7 +123,8 @@ impl UpdateKernel {
             Op::OptimiserUpdate(OptimiserUpdate::Lion(lion)) => UpdateKernel {
                 kernel: "lion",
                 state: 1,
-                shared_scalars: 2,
+                shared_scalars: 2 + usize::from(lion.scheduled_decay),
+                absent_scalars: usize::from(!lion.scheduled_decay),
                 hyperparameters: Some(
                     CStruct::new()
                         .f32(lion.beta1)
@@ -212,7 +217,10 @@ pub(crate) fn is_optimiser(op: &Op) -> bool {
 pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
     let (Some(x), Some(y)) = (UpdateKernel::of(&a.op), UpdateKernel::of(&b.op)) else { return false };
     let shared = |node: &Node| node.inputs[node.inputs.len() - x.shared_scalars..].to_vec();
-    x.kernel == y.kernel && x.hyperparameters == y.hyperparameters && shared(a) == shared(b)
+    x.kernel == y.kernel
+        && x.shared_scalars == y.shared_scalars
+        && x.hyperparameters == y.hyperparameters
+        && shared(a) == shared(b)
 }
 
 /// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them,
@@ -234,7 +242,8 @@ pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
     let all_blocks: usize = tensors.iter().map(|tensor| blocks(tensor.count)).sum();
     let scaled: Vec<usize> = tensors.iter().map(|t| if t.trust_ratio { t.count } else { 0 }).collect();
     let scaled_blocks: usize = scaled.iter().map(|&count| blocks(count)).sum();
-    let scalars: Vec<u64> = e.inputs[inputs - first.shared_scalars..inputs].iter().map(|x| x.address).collect();
+    let scalars = e.inputs[inputs - first.shared_scalars..inputs].iter().map(|x| x.address);
+    let scalars: Vec<u64> = scalars.chain(std::iter::repeat_n(0, first.absent_scalars)).collect();
     // Two f32 per block: the squares of parameter and update.
     let partials = first.second_pass.map(|_| if scaled_blocks > 0 { e.scratch(8 * all_blocks) } else { 0 });
     let launch = |e: &mut Emitter, kernel: &'static str, chunks: u64, blocks: usize| {

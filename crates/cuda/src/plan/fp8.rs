@@ -12,7 +12,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use vit_graph::memory::storage;
+use vit_graph::memory::root_of;
 use vit_graph::ops::{Activation, Attention, Linear, Op, Operation};
 use vit_graph::{Graph, NodeId, Value};
 
@@ -65,10 +65,10 @@ impl Fp8Layers {
     /// `constant`: the nodes that depend only on constants and on parameters that runs do not update.
     pub fn new(graph: &Graph, constant: &[bool]) -> Self {
         let mut fp8 = Fp8Layers::default();
-        let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| storage(graph, *v)).collect();
+        let outputs: HashSet<Value> = graph.outputs().iter().map(|(_, v)| root_of(graph, *v)).collect();
         for (id, node) in graph.nodes().iter().enumerate() {
             let Op::Linear(_) = node.op else { continue };
-            let (x, weight) = (storage(graph, node.inputs[0]), storage(graph, node.inputs[1]));
+            let (x, weight) = (root_of(graph, node.inputs[0]), root_of(graph, node.inputs[1]));
             let shape = graph.shape(node.inputs[1]);
             let supported = matches!(graph.node(weight.node).op, Op::Parameter(_))
                 && constant[weight.node]
@@ -90,7 +90,7 @@ impl Fp8Layers {
         for (id, node) in graph.nodes().iter().enumerate().filter(|(_, node)| !matches!(node.op, Op::Reshape(_))) {
             for (i, &input) in node.inputs.iter().enumerate() {
                 if i > 0 || !fp8.linears.contains(&id) {
-                    fp8.stored.remove(&storage(graph, input));
+                    fp8.stored.remove(&root_of(graph, input));
                 }
             }
         }
@@ -122,14 +122,14 @@ impl Fp8Layers {
         }
         let inputs = &graph.node(id).inputs;
         let (gamma, beta) = norm(graph, inputs[0])?;
-        let bias = op.optional_inputs()[0].map(|i| storage(graph, inputs[i]));
-        Some(ElementBound { gamma, beta, linear: Some(LinearRows { weight: storage(graph, inputs[1]), bias, first }) })
+        let bias = op.optional_inputs()[0].map(|i| root_of(graph, inputs[i]));
+        Some(ElementBound { gamma, beta, linear: Some(LinearRows { weight: root_of(graph, inputs[1]), bias, first }) })
     }
 
     /// A row of the result is an average of values, which are the last third of a packed input.
     fn bound_of_attention(&self, graph: &Graph, op: &Attention, inputs: &[Value]) -> Option<ElementBound> {
         let values = inputs[op.operands() - 1];
-        let packed = storage(graph, values);
+        let packed = root_of(graph, values);
         match (&graph.node(packed.node).op, op.dropout) {
             (_, Some(_)) => None,
             (Op::Linear(linear), None) if op.packed => {
@@ -223,9 +223,9 @@ fn norm(graph: &Graph, value: Value) -> Option<(Value, Value)> {
     let node = graph.node(value.node);
     let rows_stay = |input: Value| graph.shape(input).last() == graph.shape(value).last();
     match &node.op {
-        Op::LayerNorm(_) if value.output == 0 => Some((storage(graph, node.inputs[1]), storage(graph, node.inputs[2]))),
+        Op::LayerNorm(_) if value.output == 0 => Some((root_of(graph, node.inputs[1]), root_of(graph, node.inputs[2]))),
         Op::AddLayerNorm(_) if value.output == 0 => {
-            Some((storage(graph, node.inputs[2]), storage(graph, node.inputs[3])))
+            Some((root_of(graph, node.inputs[2]), root_of(graph, node.inputs[3])))
         }
         Op::Reshape(_) if rows_stay(node.inputs[0]) => norm(graph, node.inputs[0]),
         Op::Slice(slice) if slice.axis + 1 < graph.shape(value).len() => norm(graph, node.inputs[0]),

@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use vit_graph::memory::storage;
+use vit_graph::memory::root_of;
 use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
 use vit_graph::{Graph, Node, NodeId, Value};
 
@@ -58,7 +58,7 @@ impl FusionGroups {
         let (mut optimiser, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
             let in_place = (0..node.outputs.len()).all(|output| in_place.contains_key(&Value { node: id, output }));
-            let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&storage(graph, *v).node));
+            let reads = |of: &[NodeId]| node.inputs.iter().any(|v| of.contains(&root_of(graph, *v).node));
             if reads(&guarded) {
                 self.add_updates(std::mem::take(&mut guarded));
             }
@@ -133,8 +133,8 @@ impl FusionGroups {
             let norm = dx.node;
             // The norm's other outputs are written in the place of the sum, so they must have no consumer before it.
             let read_before =
-                nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| storage(graph, *v).node == norm));
-            if graph.shape(dx) == graph.shape(other) && storage(graph, other).node != norm && !read_before {
+                nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| root_of(graph, *v).node == norm));
+            if graph.shape(dx) == graph.shape(other) && root_of(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
                 found.insert(norm, LayerNormGradGroup { norm, residual: Some((sum, other)), drop: None, sums: None });
             }
@@ -197,8 +197,8 @@ impl FusionGroups {
             // The norm's other outputs are written in the place of the relu, so they must have no consumer before it.
             let in_group = |id: NodeId| group.contains(&id);
             let read_before = (norm + 1..relu)
-                .any(|id| !in_group(id) && nodes[id].inputs.iter().any(|v| storage(graph, *v).node == norm));
-            if read_before || residual.is_some_and(|v| storage(graph, v).node == norm) {
+                .any(|id| !in_group(id) && nodes[id].inputs.iter().any(|v| root_of(graph, *v).node == norm));
+            if read_before || residual.is_some_and(|v| root_of(graph, v).node == norm) {
                 continue;
             }
             self.unwritten.extend([Value { node: norm, output: 0 }]);
@@ -213,7 +213,7 @@ impl FusionGroups {
         for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::ActivationGrad(ActivationGrad(Activation::Relu)) = node.op else { continue };
             let dx = Value { node: relu, output: 0 };
-            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| storage(graph, *v) == dx);
+            let reads = |id: NodeId| nodes[id].inputs.iter().any(|v| root_of(graph, *v) == dx);
             let Some(norm) = (relu + 1..nodes.len()).find(|&id| reads(id)) else { continue };
             let inputs = &nodes[norm].inputs;
             if !matches!(nodes[norm].op, Op::BatchNormGrad(_)) || inputs[0] != dx || !runs[norm] {
@@ -261,7 +261,7 @@ fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
     let mut found = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
         let Op::Reduce(reduce) = &node.op else { continue };
-        let value = storage(graph, node.inputs[0]);
+        let value = root_of(graph, node.inputs[0]);
         let (matrix, shape) = (graph.shape(node.inputs[0]), graph.shape(value));
         if *reduce == Reduce::sum([0]) && matrix.len() == 2 && !shape.is_empty() && shape.last() == matrix[1] {
             found.entry(value).or_insert(id);

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use vit_graph::analysis::{computed_nodes, constant_nodes, in_place_updates};
 use vit_graph::device::{Memory, StepInfo};
-use vit_graph::memory::{MemoryPlan, MemoryRequirements, storage};
+use vit_graph::memory::{MemoryPlan, MemoryRequirements, root_of};
 use vit_graph::ops::{Op, Operation};
 use vit_graph::{Graph, GraphError, NodeId, Phase, Type, Value};
 
@@ -65,7 +65,8 @@ pub(crate) struct Prepared {
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and the outputs of constant nodes.
     pub stored: HashMap<Value, StoredForms>,
-    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] bytes further is the inverse.
+    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] bytes further is the
+    /// inverse.
     pub scales: HashMap<Value, usize>,
     /// The offset, in the buffer of stored values, of the constant tables that a node's kernels read, uploaded once.
     tables: HashMap<NodeId, usize>,
@@ -124,9 +125,10 @@ impl Prepared {
             },
             workspace: &|node| scratch.get(&node).copied().unwrap_or(0),
             outside: &|v| p.constant[v.node] || p.in_place.contains_key(&v) || p.groups.unwritten.contains(&v),
+            // Every kernel can update in place what its operation allows.
             in_place: &|_| true,
             runs_with: &|node| p.groups.runs_with(node),
-            // No limit: placing a buffer only where one of its size was helps the private caches of CPU cores only.
+            // No buffer is that large: exact fits cost memory and help only the private caches of CPU cores.
             exact_fit_from: usize::MAX,
         };
         prepared.plan = MemoryPlan::with_requirements(&prepared.graph, requirements);
@@ -144,9 +146,13 @@ impl Prepared {
         (!self.graph.updates().is_empty()).then_some(Training { recomputes })
     }
 
-    /// Whether a value has a place of its own in the buffer of stored values.
-    fn is_stored(&self, root: Value) -> bool {
-        self.constant[root.node] || matches!(self.graph.node(root.node).op, Op::Parameter(_))
+    /// Whether the outputs of a node are in the buffer of stored values. Those of a reshape share its input's place.
+    fn stores_outputs(&self, id: NodeId) -> bool {
+        match self.graph.node(id).op {
+            Op::Parameter(_) => true,
+            Op::Reshape(_) => false,
+            _ => self.constant[id],
+        }
     }
 
     /// Assigns offsets to stored values, in the forms that have consumers.
@@ -155,22 +161,22 @@ impl Prepared {
         let mut read: HashSet<(Value, Storage)> = HashSet::new();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| self.computes[*id]) {
             for (i, &input) in node.inputs.iter().enumerate() {
-                read.insert((storage(graph, input), self.storages.read_as(graph, id, i)));
+                read.insert((root_of(graph, input), self.storages.read_as(graph, id, i)));
             }
             // Constant nodes are computed in f32.
             if self.constant[id] {
                 read.extend((0..node.outputs.len()).map(|output| (Value { node: id, output }, Storage::F32)));
-                read.extend(node.inputs.iter().map(|&input| (storage(graph, input), Storage::F32)));
+                read.extend(node.inputs.iter().map(|&input| (root_of(graph, input), Storage::F32)));
             }
         }
         let updates = graph.updates().iter().flat_map(|(parameter, new)| [*parameter, *new]);
-        read.extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (storage(graph, v), Storage::F32)));
+        read.extend(graph.outputs().iter().map(|(_, v)| *v).chain(updates).map(|v| (root_of(graph, v), Storage::F32)));
         for (id, node) in graph.nodes().iter().enumerate() {
+            if !self.stores_outputs(id) {
+                continue;
+            }
             for (output, ty) in node.outputs.iter().enumerate() {
                 let value = Value { node: id, output };
-                if !self.is_stored(value) || matches!(node.op, Op::Reshape(_)) {
-                    continue;
-                }
                 let mut forms = StoredForms::default();
                 let offsets = [
                     (Some(Storage::F32), &mut forms.f32),
@@ -197,27 +203,30 @@ impl Prepared {
 
     /// A value as an operand of kernels; without bases, at placeholder addresses.
     pub fn operand(&self, value: Value, bases: Option<&Bases>) -> Operand {
-        let root = storage(&self.graph, value);
-        let target = self.in_place.get(&root).copied().unwrap_or(root);
+        let root = root_of(&self.graph, value);
+        // A new value that overwrites its parameter is where the parameter is.
+        let place = self.in_place.get(&root).copied().unwrap_or(root);
         let base = bases.map_or(PLACEHOLDER, |bases| bases.stored);
-        let address = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
-        let (stored, half, e4m3) = match (self.stored.get(&target), bases) {
-            (Some(forms), _) => (address(forms.f32), address(forms.half), address(forms.e4m3)),
+        let at = |offset: Option<usize>| offset.map_or(0, |offset| base + offset as u64);
+        let (address, half, e4m3) = match (self.stored.get(&place), bases) {
+            (Some(forms), _) => (at(forms.f32), at(forms.half), at(forms.e4m3)),
             (None, Some(bases)) => {
                 let range = self.plan.range(&self.graph, root);
                 (range.map_or(0, |range| bases.arena + range.offset as u64), 0, 0)
             }
             (None, None) => {
+                // Before there is a plan, outputs without uses have no address. The plan gives one to a first output
+                // that is always written; counting its scratch memory as well is only an overestimate.
                 let input = matches!(self.graph.node(root.node).op, Op::Input(_));
                 let used = input || self.uses[root.node][root.output] > 0;
                 (if used && !self.groups.unwritten.contains(&root) { PLACEHOLDER } else { 0 }, 0, 0)
             }
         };
         Operand {
-            address: stored,
+            address,
             half,
             e4m3,
-            scales: address(self.scales.get(&target).copied()),
+            scales: at(self.scales.get(&place).copied()),
             storage: self.storages.of(&self.graph, value),
             shape: self.graph.shape(value).clone(),
         }
@@ -242,8 +251,8 @@ impl Prepared {
             values.iter().map(|&v| self.operand(v, bases.map(|(bases, _)| bases))).collect::<Vec<_>>()
         };
         let table = self.tables.get(&id).copied().unwrap_or(0) as u64;
-        let regions = bases.map_or([PLACEHOLDER; 2], |(bases, scratch)| [scratch, bases.stored + table]);
-        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.target, regions);
+        let scratch_and_tables = bases.map_or([PLACEHOLDER; 2], |(bases, scratch)| [scratch, bases.stored + table]);
+        let mut emitter = Emitter::new(operands(&inputs), operands(&outputs), self.target, scratch_and_tables);
         emitter.training = !self.graph.updates().is_empty();
         let lowered = lower::check_extents(&emitter).and_then(|()| match group {
             Some(group) => {

@@ -9,7 +9,7 @@
 
 use std::collections::HashSet;
 
-use vit_graph::memory::storage;
+use vit_graph::memory::root_of;
 use vit_graph::ops::{InputPrecision, Operation};
 use vit_graph::{DType, Graph, NodeId, Value};
 
@@ -93,7 +93,7 @@ impl Storages {
 
     /// The storage type of a value; a reshape shares the storage of its input.
     pub fn of(&self, graph: &Graph, value: Value) -> Storage {
-        let root = storage(graph, value);
+        let root = root_of(graph, value);
         self.values[root.node][root.output]
     }
 
@@ -122,11 +122,11 @@ impl Storages {
 /// Outputs, updates, and values with a consumer that needs f32.
 fn stored_in_f32(graph: &Graph) -> HashSet<Value> {
     let named = graph.outputs().iter().map(|(_, v)| *v).chain(graph.updates().iter().map(|(_, v)| *v));
-    let mut exact: HashSet<Value> = named.map(|v| storage(graph, v)).collect();
+    let mut exact: HashSet<Value> = named.map(|v| root_of(graph, v)).collect();
     for node in graph.nodes() {
         for (i, &input) in node.inputs.iter().enumerate() {
             if node.op.input_precision(i) == InputPrecision::F32 {
-                exact.insert(storage(graph, input));
+                exact.insert(root_of(graph, input));
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use vit_graph::memory::storage;
+use vit_graph::memory::root_of;
 use vit_graph::{GraphError, NodeId, Type, Value};
 
 use crate::driver::Event;
@@ -69,7 +69,7 @@ fn last_reads(p: &Prepared, steps: &[NodeId]) -> HashMap<NodeId, usize> {
     let position: HashMap<NodeId, usize> = steps.iter().enumerate().map(|(i, &node)| (node, i)).collect();
     let mut last: HashMap<NodeId, usize> = HashMap::new();
     let mut read = |value: Value, step: usize| {
-        let last_step = last.entry(storage(&p.graph, value).node).or_default();
+        let last_step = last.entry(root_of(&p.graph, value).node).or_default();
         *last_step = step.max(*last_step);
     };
     for (id, node) in p.graph.nodes().iter().enumerate() {

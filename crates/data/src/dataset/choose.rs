@@ -16,16 +16,28 @@ enum DrawPurpose {
 }
 
 /// Divides `samples` into training and validation: of each class `fraction` for validation, at least one of two, never
-/// all.
-pub(super) fn hold_out(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
+/// all. Captions are no classes.
+pub(super) fn hold_out(
+    listing: &Listing,
+    samples: &[u32],
+    fraction: f64,
+    seed: u64,
+    captions: bool,
+) -> (Vec<u32>, Vec<u32>) {
     let count = |of: usize| (share(of, fraction).max(1)).min(of - 1);
-    let (validation, train) = draw(listing, samples, DrawPurpose::Validation, seed, count);
+    let (validation, train) = draw(listing, samples, DrawPurpose::Validation, seed, captions, count);
     (train, validation)
 }
 
 /// Divides `samples` into `fraction` of each class, at least one sample, and the rest.
-pub(super) fn keep(listing: &Listing, samples: &[u32], fraction: f64, seed: u64) -> (Vec<u32>, Vec<u32>) {
-    draw(listing, samples, DrawPurpose::Fraction, seed, |of| share(of, fraction).clamp(1, of))
+pub(super) fn keep(
+    listing: &Listing,
+    samples: &[u32],
+    fraction: f64,
+    seed: u64,
+    captions: bool,
+) -> (Vec<u32>, Vec<u32>) {
+    draw(listing, samples, DrawPurpose::Fraction, seed, captions, |of| share(of, fraction).clamp(1, of))
 }
 
 fn share(of: usize, fraction: f64) -> usize {
@@ -39,12 +51,14 @@ fn draw(
     samples: &[u32],
     draw: DrawPurpose,
     seed: u64,
+    captions: bool,
     count: impl Fn(usize) -> usize,
 ) -> (Vec<u32>, Vec<u32>) {
     // A sample with several labels counts for its first one; samples without labels form a class.
     let mut classes: BTreeMap<Option<u32>, Vec<u32>> = BTreeMap::new();
     for sample in samples {
-        classes.entry(listing.labels_of(*sample as usize).first().copied()).or_default().push(*sample);
+        let label = listing.labels_of(*sample as usize).first().copied();
+        classes.entry(label.filter(|_| !captions)).or_default().push(*sample);
     }
     let mut drawn = vec![false; listing.len()];
     for members in classes.into_values() {

@@ -84,7 +84,7 @@ pub(super) struct LabelledRow {
 /// Adds the rows. Samples without labels are skipped unless a row has a list of labels, or none needs one.
 pub(super) fn add(listing: &mut Listing, rows: Vec<LabelledRow>) {
     listing.multi_label |= rows.iter().any(|row| matches!(row.labels, WrittenLabels::Many(_)));
-    let required = listing.labels_required == LabelRequirement::Required;
+    let required = listing.labels_required != LabelRequirement::Optional;
     for LabelledRow { place, split, labels } in rows {
         match labels {
             WrittenLabels::None if !listing.multi_label && required => {

@@ -5,6 +5,7 @@ use super::split::Split;
 use super::store::{Encoding, Store};
 use super::{DatasetFormat, LabelRequirement};
 use crate::decode::{DecodeOptions, ImageError, MAX_FILE_BYTES, decode, open};
+use crate::formula::Formula;
 use crate::image::Image;
 use crate::samples::Samples;
 use std::collections::HashMap;
@@ -42,11 +43,16 @@ pub(super) struct StoredImages {
     pub(super) places: Vec<ImagePlace>,
     /// The samples that `Custom` locations refer to.
     pub(super) custom: Option<Arc<dyn Samples>>,
+    /// The formula of a dataset that has no other locations.
+    pub(super) formula: Option<Formula>,
 }
 
 impl StoredImages {
     /// The name of a sample inside the dataset, independent of where the dataset is: splits are drawn by it.
     pub(super) fn key(&self, index: usize) -> String {
+        if let Some(formula) = &self.formula {
+            return formula.key(formula.sample(index));
+        }
         match &self.places[index] {
             ImagePlace::File(path) => slashed(path),
             // A single archive may be renamed or compressed; the shards of many differ by name.
@@ -60,6 +66,9 @@ impl StoredImages {
 
     /// The name of a sample for messages.
     pub(super) fn name(&self, index: usize) -> String {
+        if let Some(formula) = &self.formula {
+            return format!("{}: {}", self.root.display(), formula.key(formula.sample(index)));
+        }
         match &self.places[index] {
             ImagePlace::File(path) => self.path_of(path).display().to_string(),
             ImagePlace::Range { store, name, .. } => format!("{}: {name}", self.stores[*store as usize].path.display()),
@@ -75,7 +84,7 @@ impl StoredImages {
 
     /// The bytes that [`image`](Self::image) will read, if they are in remote storage and known.
     pub(super) fn extent(&self, index: usize) -> Option<Extent> {
-        match &self.places[index] {
+        match self.places.get(index)? {
             ImagePlace::File(path) if is_url(&self.root) || is_url(path) => {
                 Some(Extent { path: self.path_of(path), range: None })
             }
@@ -87,7 +96,7 @@ impl StoredImages {
 
     /// The file of a sample that is a file of its own.
     pub(super) fn file(&self, index: usize) -> Option<PathBuf> {
-        match &self.places[index] {
+        match self.places.get(index)? {
             ImagePlace::File(path) => Some(self.path_of(path)),
             ImagePlace::Range { .. } | ImagePlace::Row { .. } | ImagePlace::Custom { .. } => None,
         }
@@ -95,7 +104,7 @@ impl StoredImages {
 
     /// The size of its file or range, if known without reading it.
     pub(super) fn bytes(&self, index: usize) -> Option<u64> {
-        match &self.places[index] {
+        match self.places.get(index)? {
             ImagePlace::File(path) => vit_storage::size(&self.path_of(path)).ok(),
             ImagePlace::Range { length, .. } => Some(*length),
             // Known only after its page is read.
@@ -103,7 +112,11 @@ impl StoredImages {
         }
     }
 
-    pub(super) fn image(&self, index: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
+    /// The image of a sample; one by formula is drawn with `side` pixels per side.
+    pub(super) fn image(&self, index: usize, side: usize, options: &DecodeOptions) -> Result<Image, ImageError> {
+        if let Some(formula) = &self.formula {
+            return Ok(formula.draw(formula.sample(index), side.max(1)));
+        }
         let named = |error| ImageError::File { path: self.name(index).into(), error: Box::new(error) };
         match &self.places[index] {
             ImagePlace::File(path) => open(&self.path_of(path), options),
@@ -112,7 +125,7 @@ impl StoredImages {
                 decode(&bytes.map_err(|error| named(ImageError::Io(error)))?, options).map_err(named)
             }
             ImagePlace::Custom { index, .. } => match &self.custom {
-                Some(samples) => samples.image(*index as usize),
+                Some(samples) => samples.image_for(*index as usize, side),
                 None => Err(named(ImageError::Io(std::io::ErrorKind::NotFound.into()))),
             },
             ImagePlace::Range { length, .. } if *length > MAX_FILE_BYTES => Err(named(ImageError::FileTooLarge)),
@@ -185,7 +198,7 @@ impl Listing {
         Self {
             format,
             path,
-            images: StoredImages { root, stores: Vec::new(), places: Vec::new(), custom: None },
+            images: StoredImages { root, stores: Vec::new(), places: Vec::new(), custom: None, formula: None },
             splits: Vec::new(),
             labels: Vec::new(),
             label_ends: Vec::new(),

@@ -1,13 +1,13 @@
 //! Manifests: a table of paths and labels, as CSV, TSV or JSON lines. Paths are relative to the manifest; a column may
-//! contain the split.
+//! contain the split. Where images need no label, the column of labels may be missing.
 
-use super::DatasetFormat;
 use super::error::DatasetError;
 use super::labels::{self, LabelledRow, WrittenLabels};
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::recognise::SourceFile;
 use super::split::Split;
 use super::store::{check_entries, read_small, start_of, unpack};
+use super::{DatasetFormat, LabelRequirement};
 use crate::files::has_image_extension;
 use csv::{Reader, ReaderBuilder, StringRecord};
 use serde_json::Value;
@@ -37,18 +37,19 @@ pub(super) fn is_conventional(path: &Path) -> bool {
 }
 
 /// Whether the first line of a table has the columns of a manifest.
-pub(super) fn describes_images(path: &Path) -> bool {
+pub(super) fn describes_images(path: &Path, labels: LabelRequirement) -> bool {
     let start = unpack(path).ok().and_then(|mut file| start_of(&mut file, 1 << 16).ok()).unwrap_or_default();
     let start = String::from_utf8_lossy(&start);
     let first = start.trim_start_matches('\u{feff}').lines().next().unwrap_or_default();
     if first.starts_with('{') {
         let object: Value = serde_json::from_str(first).unwrap_or_default();
-        return field(&object, &PATH).is_some() && field(&object, &LABEL).is_some();
+        let labelled = labels == LabelRequirement::Optional || field(&object, &LABEL).is_some();
+        return field(&object, &PATH).is_some() && labelled;
     }
     reader(first)
         .records()
         .next()
-        .is_some_and(|record| record.is_ok_and(|record| ManifestColumns::of(&record).is_some()))
+        .is_some_and(|record| record.is_ok_and(|record| ManifestColumns::of(&record, labels).is_some()))
 }
 
 /// The class names in `classes.txt` beside a file, one per line, for numeric labels.
@@ -62,12 +63,13 @@ pub(super) fn classes_beside(file: &Path) -> Result<Option<Vec<String>>, Dataset
     Ok(Some(text.trim_start_matches('\u{feff}').lines().map(|line| line.trim().to_owned()).collect()))
 }
 
-pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, DatasetError> {
+pub(super) fn read(path: &Path, sources: &[SourceFile], labels: LabelRequirement) -> Result<Listing, DatasetError> {
     // The dataset's root is where the paths in it begin.
     let root =
         sources.first().and_then(|source| source.path.ancestors().nth(Path::new(&source.key).components().count()));
     let root = root.unwrap_or(path).to_owned();
     let mut listing = Listing::new(DatasetFormat::Manifest, path.to_owned(), root.clone(), LabelText::NumberOrName);
+    listing.labels_required = labels;
     let mut rows = Vec::new();
     for source in sources {
         let bytes = read_small(&source.path, MAX_BYTES)?;
@@ -78,7 +80,7 @@ pub(super) fn read(path: &Path, sources: &[SourceFile]) -> Result<Listing, Datas
         let on_disk = vit_storage::size(&source.path).map_err(DatasetError::io(&source.path))?;
         // Counted before they are stored: a few compressed bytes expand to any number of short lines.
         check_entries(&source.path, "lines", text.lines().count() as u64, on_disk)?;
-        let table = ManifestTable { path: &source.path, folder, split: source.split };
+        let table = ManifestTable { path: &source.path, folder, split: source.split, labels };
         match text.trim_start().starts_with('{') {
             true => table.read_json(text, &mut rows)?,
             false => table.read_csv(text, &mut rows)?,
@@ -119,6 +121,7 @@ struct ManifestTable<'a> {
     /// Its folder, relative to the root of the dataset.
     folder: &'a Path,
     split: Option<Split>,
+    labels: LabelRequirement,
 }
 
 impl ManifestTable<'_> {
@@ -153,10 +156,15 @@ impl ManifestTable<'_> {
             let record = record.map_err(|error| DatasetError::damaged(self.path, error))?;
             let line = record.position().map_or(0, csv::Position::line);
             let Some(columns) = &columns else {
-                let (found, is_header) = ManifestColumns::of(&record).ok_or_else(|| {
+                let (found, is_header) = ManifestColumns::of(&record, self.labels).ok_or_else(|| {
                     let header = record.iter().collect::<Vec<_>>().join(", ");
                     let (paths, labels) = (PATH.join(", "), LABEL.join(", "));
-                    let wanted = format!("a column for the path ({paths}) and one for the label ({labels}) are needed");
+                    let wanted = match self.labels {
+                        LabelRequirement::Required | LabelRequirement::Captions => {
+                            format!("a column for the path ({paths}) and one for the label ({labels}) are needed")
+                        }
+                        LabelRequirement::Optional => format!("a column for the path ({paths}) is needed"),
+                    };
                     self.damaged(line, format!("{wanted}, the header is: {header}"))
                 })?;
                 if !is_header {
@@ -176,11 +184,14 @@ impl ManifestTable<'_> {
         record: &StringRecord,
         columns: &ManifestColumns,
     ) -> Result<LabelledRow, DatasetError> {
-        let (Some(path), Some(label)) = (record.get(columns.path), record.get(columns.label)) else {
-            return Err(self.damaged(line, format!("has only {} columns", record.len())));
+        let short = || self.damaged(line, format!("has only {} columns", record.len()));
+        let path = record.get(columns.path).ok_or_else(short)?;
+        let labels = match columns.label {
+            Some(column) => WrittenLabels::of_text(record.get(column).ok_or_else(short)?),
+            None => WrittenLabels::None,
         };
         let split = columns.split.and_then(|column| record.get(column));
-        self.row(line, path, WrittenLabels::of_text(label), split)
+        self.row(line, path, labels, split)
     }
 
     fn read_json(&self, text: &str, rows: &mut Vec<LabelledRow>) -> Result<(), DatasetError> {
@@ -218,22 +229,27 @@ fn field<'a>(object: &'a Value, names: &[&str]) -> Option<&'a Value> {
 /// The columns by meaning.
 struct ManifestColumns {
     path: usize,
-    label: usize,
+    label: Option<usize>,
     split: Option<usize>,
 }
 
 impl ManifestColumns {
     /// From the header; or by their order, if the first line starts with the path of an image. Also returns whether
     /// there is a header.
-    fn of(first: &StringRecord) -> Option<(Self, bool)> {
+    fn of(first: &StringRecord, labels: LabelRequirement) -> Option<(Self, bool)> {
+        let optional = labels == LabelRequirement::Optional;
         let find = |names: &[&str]| {
             names.iter().find_map(|name| first.iter().position(|column| column.trim().eq_ignore_ascii_case(name)))
         };
         match (find(&PATH), find(&LABEL)) {
-            (Some(path), Some(label)) => Some((Self { path, label, split: find(&SPLIT) }, true)),
-            _ if first.len() > 1 && first.get(0).is_some_and(|path| has_image_extension(Path::new(path))) => {
+            (Some(path), label) if optional || label.is_some() => {
+                Some((Self { path, label, split: find(&SPLIT) }, true))
+            }
+            _ if (optional || first.len() > 1)
+                && first.get(0).is_some_and(|path| has_image_extension(Path::new(path))) =>
+            {
                 let split = first.get(2).and_then(|name| Split::from_name(name.trim())).map(|_| 2);
-                Some((Self { path: 0, label: 1, split }, false))
+                Some((Self { path: 0, label: (first.len() > 1).then_some(1), split }, false))
             }
             _ => None,
         }

@@ -1,5 +1,6 @@
 //! Takes the place of the Parquet reader in builds without the feature `parquet`.
 
+use super::LabelRequirement;
 use super::error::DatasetError;
 use super::listing::Listing;
 use super::recognise::SourceFile;
@@ -20,7 +21,12 @@ impl ParquetRows {
     }
 }
 
-pub(super) fn read(path: &Path, _sources: &[SourceFile], _budget: &mut Budget) -> Result<Listing, DatasetError> {
+pub(super) fn read(
+    path: &Path,
+    _sources: &[SourceFile],
+    _budget: &mut Budget,
+    _labels: LabelRequirement,
+) -> Result<Listing, DatasetError> {
     let error = io::Error::new(io::ErrorKind::Unsupported, "this program was built without the feature `parquet`");
     Err(DatasetError::Io { path: path.to_owned(), error })
 }

@@ -1,5 +1,6 @@
 //! Parquet as Hugging Face writes image datasets: a column of encoded images (`image`, a struct of `bytes` and `path`,
-//! or plain bytes) and one of labels, whose names are in the metadata of the file.
+//! or plain bytes) and one of labels, whose names are in the metadata of the file. Where images need no label, that column may be
+//! missing.
 //!
 //! The images of a small dataset are copied into memory when it is opened; those of a large one are read from the file.
 
@@ -7,13 +8,13 @@ mod pages;
 mod rows;
 mod snappy;
 
-use super::DatasetFormat;
 use super::error::DatasetError;
 use super::labels::{self, LabelledRow, WrittenLabels};
 use super::listing::{ImagePlace, LabelText, Listing};
 use super::manifest;
 use super::recognise::SourceFile;
 use super::store::{Budget, Store, check_entries, most_entries};
+use super::{DatasetFormat, LabelRequirement};
 use crate::decode::catch_panic;
 use ::parquet::basic::Type as Physical;
 use ::parquet::column::reader::{ColumnReader, ColumnReaderImpl, get_column_reader};
@@ -34,13 +35,19 @@ const ROWS: usize = 32;
 const IMAGES: [&str; 6] = ["image", "img", "picture", "pixel_values", "jpg", "png"];
 const LABELS: [&str; 9] = ["label", "labels", "fine_label", "class", "target", "cls", "targets", "caption", "text"];
 
-pub(super) fn read(path: &Path, sources: &[SourceFile], budget: &mut Budget) -> Result<Listing, DatasetError> {
+pub(super) fn read(
+    path: &Path,
+    sources: &[SourceFile],
+    budget: &mut Budget,
+    labels: LabelRequirement,
+) -> Result<Listing, DatasetError> {
     let mut listing = Listing::new(DatasetFormat::Parquet, path.to_owned(), path.to_owned(), LabelText::NumberOrName);
+    listing.labels_required = labels;
     // The `parquet` crate may panic on hostile input.
     let gave_up = |source: &SourceFile| damaged(&source.path, "the reader gave up on it");
     let mut tables = Vec::with_capacity(sources.len());
     for source in sources {
-        let table = catch_panic(|| ParquetTable::open(source)).unwrap_or_else(|| Err(gave_up(source)))?;
+        let table = catch_panic(|| ParquetTable::open(source, labels)).unwrap_or_else(|| Err(gave_up(source)))?;
         if let Some(names) = &table.class_names {
             if listing.class_names.as_ref().is_some_and(|others| others != names) {
                 return Err(damaged(&source.path, "its class names differ from those of the files before it"));
@@ -82,7 +89,7 @@ struct ParquetTable<'a> {
 }
 
 impl<'a> ParquetTable<'a> {
-    fn open(source: &'a SourceFile) -> Result<Self, DatasetError> {
+    fn open(source: &'a SourceFile, labels: LabelRequirement) -> Result<Self, DatasetError> {
         let path = &source.path;
         let broken = |error: ParquetError| damaged(path, error);
         let file = FileBytes(WindowedFile::open(path).map_err(DatasetError::io(path))?);
@@ -90,10 +97,15 @@ impl<'a> ParquetTable<'a> {
         let metadata = ParquetMetaDataReader::new().parse_and_finish(&file).map_err(broken)?;
         let about = metadata.file_metadata();
         let features = features(about.key_value_metadata().map_or(&[], Vec::as_slice));
-        let columns = ParquetColumns::of(about.schema_descr(), &features).ok_or_else(|| {
+        let columns = ParquetColumns::of(about.schema_descr(), &features);
+        let columns = columns.filter(|columns| columns.labels.is_some() || labels == LabelRequirement::Optional);
+        let columns = columns.ok_or_else(|| {
             let names: Vec<String> = about.schema_descr().columns().iter().map(|c| c.path().string()).collect();
-            let reason = format!("no columns with images and labels among {}", names.join(", "));
-            DatasetError::unrecognised(path, reason)
+            let wanted = match labels {
+                LabelRequirement::Required | LabelRequirement::Captions => "columns with images and labels",
+                LabelRequirement::Optional => "column with images",
+            };
+            DatasetError::unrecognised(path, format!("no {wanted} among {}", names.join(", ")))
         })?;
         let class_names = columns.class_names(&features);
         let mut rows = 0u64;
@@ -128,7 +140,10 @@ impl<'a> ParquetTable<'a> {
         self.metadata.row_groups().iter().map(move |group| {
             // CheckedFile when the file was opened.
             let count = group.num_rows() as usize;
-            let labels = self.labels(file, group.column(self.columns.labels), count)?;
+            let labels = match &self.columns.labels {
+                Some((column, _)) => self.labels(file, group.column(*column), count)?,
+                None => vec![WrittenLabels::None; count],
+            };
             let found = labels.len();
             if found != count {
                 return Err(damaged(&self.source.path, format!("{count} rows are announced, {found} labels found")));
@@ -281,8 +296,8 @@ fn records<T: DataType>(
 /// The columns to read, by their index among the leaves of the schema.
 struct ParquetColumns {
     images: usize,
-    labels: usize,
-    label_name: String,
+    /// With their name.
+    labels: Option<(usize, String)>,
 }
 
 impl ParquetColumns {
@@ -309,12 +324,13 @@ impl ParquetColumns {
         // Among several class columns, the usual names come first: CIFAR-100 also has a coarse one.
         let usual = LABELS.iter().copied().filter(|name| of_type("ClassLabel").any(|found| found == *name));
         let mut names = usual.chain(of_type("ClassLabel")).chain(LABELS);
-        let (labels, label_name) = names.find_map(|name| Some((find(name, &is_label)?, name.to_owned())))?;
-        Some(Self { images, labels, label_name })
+        let labels = names.find_map(|name| Some((find(name, &is_label)?, name.to_owned())));
+        Some(Self { images, labels })
     }
 
     fn class_names(&self, features: &Value) -> Option<Vec<String>> {
-        let feature = described(features.get(&self.label_name)?, "ClassLabel")?;
+        let (_, name) = self.labels.as_ref()?;
+        let feature = described(features.get(name)?, "ClassLabel")?;
         let names = feature.get("names")?.as_array()?;
         names.iter().map(|name| name.as_str().map(str::to_owned)).collect()
     }

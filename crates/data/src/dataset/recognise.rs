@@ -135,7 +135,8 @@ fn folder(path: &Path, labels: LabelRequirement) -> Result<(DatasetInput, Vec<Pa
             .map(|other| SourceFile { path: path.join(other), key: slashed(other), split: Split::of_file(other) })
             .collect()
     };
-    let manifests = all(&|other| manifest::is_conventional(other) && manifest::describes_images(&path.join(other)));
+    let manifests =
+        all(&|other| manifest::is_conventional(other) && manifest::describes_images(&path.join(other), labels));
     if !manifests.is_empty() {
         return Ok((DatasetInput::Files(SourceKind::Manifest, manifests), special));
     }

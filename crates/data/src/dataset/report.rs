@@ -42,6 +42,8 @@ pub struct Report {
     pub format: DatasetFormat,
     /// Samples by split; the test split counts twice if it is also the validation split.
     pub samples: ClassCount,
+    /// Whether the classes are captions.
+    pub captions: bool,
     /// The same per class, in the order of the classes. A sample with several labels counts for each.
     pub classes: Vec<ClassCount>,
     /// Class folders without images, such as `train/dog`.
@@ -57,7 +59,8 @@ pub struct Report {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ClassCount { train, validation, test } = self.samples;
-        write!(f, "{}: {} classes; samples: {train} train", self.format, self.classes.len())?;
+        let what = if self.captions { "captions" } else { "classes" };
+        write!(f, "{}: {} {what}; samples: {train} train", self.format, self.classes.len())?;
         if self.unused > 0 {
             write!(f, " (of {})", train + self.unused)?;
         }

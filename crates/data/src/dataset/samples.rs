@@ -2,6 +2,7 @@
 
 use super::listing::{Listing, StoredImages};
 use crate::decode::{DecodeOptions, ImageError};
+use crate::formula::USUAL_SIDE;
 use crate::image::Image;
 use crate::samples::Samples;
 use std::fmt;
@@ -140,7 +141,11 @@ impl Samples for Dataset {
     }
 
     fn image(&self, index: usize) -> Result<Image, ImageError> {
-        self.whole.images.image(self.chosen[index] as usize, &self.whole.decode)
+        self.whole.images.image(self.chosen[index] as usize, USUAL_SIDE, &self.whole.decode)
+    }
+
+    fn image_for(&self, index: usize, side: usize) -> Result<Image, ImageError> {
+        self.whole.images.image(self.chosen[index] as usize, side, &self.whole.decode)
     }
 }
 

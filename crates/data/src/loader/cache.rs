@@ -10,12 +10,14 @@ pub(super) struct ImageCache {
     /// Empty if the cache is off.
     images: Vec<OnceLock<Image>>,
     left: AtomicU64,
+    /// The side of images by formula.
+    side: usize,
 }
 
 impl ImageCache {
-    pub(super) fn new(samples: usize, limit: u64) -> Self {
+    pub(super) fn new(samples: usize, limit: u64, side: usize) -> Self {
         let images = if limit == 0 { Vec::new() } else { (0..samples).map(|_| OnceLock::new()).collect() };
-        Self { images, left: AtomicU64::new(limit) }
+        Self { images, left: AtomicU64::new(limit), side }
     }
 
     /// Whether a sample's image is cached.
@@ -31,12 +33,12 @@ impl ImageCache {
         work: impl FnOnce(&Image) -> R,
     ) -> Result<R, ImageError> {
         let Some(place) = self.images.get(index) else {
-            return Ok(work(&samples.image(index)?));
+            return Ok(work(&samples.image_for(index, self.side)?));
         };
         if let Some(image) = place.get() {
             return Ok(work(image));
         }
-        let image = samples.image(index)?;
+        let image = samples.image_for(index, self.side)?;
         let result = work(&image);
         let bytes = image.pixels().len() as u64;
         let take = |left: u64| left.checked_sub(bytes);

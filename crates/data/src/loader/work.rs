@@ -92,7 +92,7 @@ impl LoaderState {
         let end = settings.epochs.map_or(u64::MAX, |epochs| task(epochs.saturating_mul(plan.batches())));
         let tasks = task(plan.step(start))..end;
         Self {
-            cache: ImageCache::new(samples.len(), settings.cache_bytes),
+            cache: ImageCache::new(samples.len(), settings.cache_bytes, settings.transform.source_side()),
             known: KnownUnreadable::default(),
             places,
             per_task,

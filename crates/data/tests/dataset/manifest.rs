@@ -2,7 +2,9 @@
 
 use super::images::{expected, listed, png, write};
 use tempfile::{TempDir, tempdir};
-use vit_data::dataset::{Dataset, DatasetFormat, DatasetOptions, ReadOptions, Validation, open, open_split};
+use vit_data::dataset::{
+    Dataset, DatasetFormat, DatasetOptions, LabelRequirement, ReadOptions, Validation, open, open_split,
+};
 use vit_data::{DatasetError, Samples};
 
 fn folder() -> TempDir {
@@ -37,6 +39,35 @@ fn the_same_table_in_every_dress() {
         assert_eq!(listed(&*samples), expected(&[("cat", 1), ("dog", 2), ("cat", 3)]), "{name}");
         assert!(!samples.is_multi_label());
     }
+}
+
+#[test]
+fn the_column_of_labels_may_be_missing_where_images_need_none() {
+    let folder = folder();
+    let optional = ReadOptions { labels: LabelRequirement::Optional, ..ReadOptions::default() };
+    let tables = [
+        ("one.csv", "path\nimages/a b.png\nimages/ü.png\nc.png\n"),
+        ("split.csv", "split,image\ntrain,images/a b.png\ntrain,images/ü.png\ntrain,c.png\n"),
+        ("bare.csv", "images/a b.png\nimages/ü.png\nc.png\n"),
+        ("gaps.csv", "path,label\nimages/a b.png,\nimages/ü.png,-1\nc.png,\n"),
+        ("lines.jsonl", "{\"path\": \"images/a b.png\"}\n{\"path\": \"images/ü.png\"}\n{\"path\": \"c.png\"}\n"),
+    ];
+    for (name, text) in tables {
+        let required = all(&folder, name, text).unwrap_err().to_string();
+        assert!(required.contains("label"), "{name}: {required}");
+        let samples = open_split(&folder.path().join(name), None, None, &optional).unwrap().samples;
+        assert_eq!((samples.len(), samples.classes().len()), (3, 0), "{name}");
+        assert!((0..3).all(|index| samples.labels(index).is_empty() && samples.image(index).is_ok()), "{name}");
+    }
+    let error = |text: &str| {
+        write(folder.path(), "wrong.csv", text);
+        open_split(&folder.path().join("wrong.csv"), None, None, &optional).err().unwrap().to_string()
+    };
+    assert!(error("name,class\na,b\n").contains("a column for the path"), "{}", error("name,class\na,b\n"));
+    // In a folder, such a table is a manifest by its name.
+    write(folder.path(), "train.csv", "path\nc.png\n");
+    let opened = open_split(folder.path(), None, None, &optional).unwrap();
+    assert_eq!((opened.format, opened.samples.len()), (DatasetFormat::Manifest, 1));
 }
 
 #[test]

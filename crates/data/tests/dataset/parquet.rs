@@ -11,7 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use tempfile::tempdir;
 use vit_data::Samples;
-use vit_data::dataset::{DatasetFormat, DatasetOptions, Limits, ReadOptions, Split, open, open_split};
+use vit_data::dataset::{
+    DatasetFormat, DatasetOptions, LabelRequirement, Limits, ReadOptions, Split, open, open_split,
+};
 
 /// The content of a column: bytes, numbers or text, with definition and repetition levels if the column has them.
 pub enum Column {
@@ -102,6 +104,30 @@ fn a_repository_with_splits() {
 
     let one = folder.path().join("data").join("train-*.parquet");
     assert_eq!(open_split(&one, None, None, &ReadOptions::default()).unwrap().samples.len(), 101);
+}
+
+#[test]
+fn the_column_of_labels_may_be_missing_where_images_need_none() {
+    let folder = tempdir().unwrap();
+    let schema = "message schema { optional group image { optional binary bytes; optional binary path (UTF8); } }";
+    let samples: Vec<(u8, i64)> = (0..7).map(|n| (n, 0)).collect();
+    let columns = || rows(&samples).into_iter().take(2).collect::<Vec<_>>();
+    write(folder.path(), "images.parquet", table(schema, None, Compression::SNAPPY, &[columns(), columns()]));
+    let file = folder.path().join("images.parquet");
+    let required = open_split(&file, None, None, &ReadOptions::default()).err().unwrap().to_string();
+    assert!(required.contains("no columns with images and labels among image.bytes, image.path"), "{required}");
+    // In memory, and read from the file.
+    for limits in [Limits::default(), Limits { memory: 0, ..Limits::default() }] {
+        let options = ReadOptions { labels: LabelRequirement::Optional, limits, ..ReadOptions::default() };
+        let opened = open_split(&file, None, None, &options).unwrap().samples;
+        assert_eq!((opened.len(), opened.classes().len()), (14, 0));
+        assert!((0..14).all(|index| opened.labels(index).is_empty() && opened.image(index).is_ok()));
+    }
+    let other = table("message schema { optional int64 label; }", None, Compression::SNAPPY, &[]);
+    write(folder.path(), "labels.parquet", other);
+    let options = ReadOptions { labels: LabelRequirement::Optional, ..ReadOptions::default() };
+    let error = open_split(&folder.path().join("labels.parquet"), None, None, &options).err().unwrap().to_string();
+    assert!(error.contains("no column with images among label"), "{error}");
 }
 
 /// Written by Hugging Face's `datasets` 5 from images like those of [`png`].

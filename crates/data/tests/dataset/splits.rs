@@ -4,7 +4,7 @@ use super::images::{names, png, write};
 use std::collections::BTreeSet;
 use std::path::Path;
 use tempfile::{TempDir, tempdir};
-use vit_data::dataset::{DatasetOptions, Splits, Validation, ValidationFrom, open};
+use vit_data::dataset::{DatasetOptions, LabelRequirement, ReadOptions, Splits, Validation, ValidationFrom, open};
 use vit_data::{DatasetError, Samples};
 
 const SIZES: [(&str, usize); 4] = [("a", 100), ("b", 40), ("c", 2), ("d", 1)];
@@ -45,6 +45,25 @@ fn every_class_gives_its_share() {
     assert_eq!(train.len() + validation.len(), 143);
     assert_eq!((splits.report.samples.train, splits.report.samples.validation), (128, 15));
     assert_eq!((splits.report.classes[1].train, splits.report.classes[1].validation), (36, 4));
+}
+
+#[test]
+fn captions_are_no_classes_in_the_draw() {
+    let folder = folder();
+    let read = ReadOptions { labels: LabelRequirement::Captions, ..ReadOptions::default() };
+    let of_captions = DatasetOptions { read, ..DatasetOptions::default() };
+    let splits = open(folder.path(), &of_captions).unwrap();
+    assert_eq!((splits.train.len(), held_out(&splits).len()), (129, 14));
+    assert!(splits.report.to_string().contains("4 captions"), "{}", splits.report);
+    // Another dataset has its own captions.
+    let other = tempdir().unwrap();
+    for caption in ["one", "two"] {
+        write(other.path(), &format!("{caption}/1.png"), png(1));
+    }
+    let validation = Validation::Path(other.path().into());
+    let splits = open(folder.path(), &DatasetOptions { validation, ..of_captions }).unwrap();
+    assert_eq!(held_out(&splits).classes(), ["one", "two"]);
+    assert_eq!((splits.train.len(), splits.report.samples.validation), (143, 2));
 }
 
 #[test]

@@ -102,7 +102,7 @@ pub trait Operation {
     }
 
     /// Whether every element of the output depends only on the elements of the inputs at the same position, after
-    /// broadcasting.
+    /// broadcasting. False says nothing: gradients do not state it where it holds.
     fn is_elementwise(&self) -> bool {
         false
     }

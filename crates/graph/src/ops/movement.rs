@@ -1,4 +1,5 @@
-//! Operations that only move elements: reshape, permute, slice, pad, concat, broadcast.
+//! Operations that only move elements, or write zeros: reshape, permute, slice, pad, concat, broadcast. All but concat
+//! state [`Operation::moves_elements`], which promises a single input.
 
 use super::{Operation, arity};
 use crate::autodiff::Backward;

@@ -220,7 +220,8 @@ impl Operation for AddLayerNorm {
 /// The gradient of [`LayerNorm`] plus that of the residual connection around it, in one pass over memory.
 ///
 /// Inputs: those of [`LayerNormGrad`], then `residual_grad` of the shape of `dx`. Outputs: `dx + residual_grad, dgamma,
-/// dbeta`. Made by [`crate::rewrite::fuse_norm_grad_add`].
+/// dbeta`. Made by [`crate::rewrite::fuse_norm_grad_add`], which only devices that store everything in f32 use: unlike
+/// [`LayerNormGrad`], it states no precisions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormGradAdd(pub LayerNormGrad);
 

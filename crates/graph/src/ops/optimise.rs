@@ -139,6 +139,11 @@ trait UpdateRule {
     /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`; `None` for no clipping.
     fn clip(&self) -> Option<f32>;
 
+    /// Whether an input multiplies the weight decay.
+    fn scheduled_decay(&self) -> bool {
+        false
+    }
+
     /// The new parameter and state, in f64.
     fn update(&self, old: UpdateOperands) -> Vec<Array>;
 }
@@ -161,7 +166,8 @@ macro_rules! optimisers {
         /// One step of an optimiser for one parameter.
         ///
         /// Inputs: `parameter`, `gradient` and the optimiser's state, of one shape; then the scalars `rate` (the
-        /// learning rate), `step` (from 1 on) and the gradients' global `norm`. Outputs: the new parameter and state.
+        /// learning rate), `step` (from 1 on) and the gradients' global `norm`, and for a scheduled weight decay its
+        /// `factor`. Outputs: the new parameter and state.
         #[derive(Debug, Clone, Copy, PartialEq)]
         #[allow(missing_docs)]
         pub enum OptimiserUpdate { $($name($name)),* }
@@ -194,6 +200,20 @@ impl OptimiserUpdate {
     pub fn clip(&self) -> Option<f32> {
         self.rule().clip()
     }
+
+    /// Whether the last input multiplies the weight decay.
+    pub fn scheduled_decay(&self) -> bool {
+        self.rule().scheduled_decay()
+    }
+
+    /// The same with a weight decay that is multiplied by a factor.
+    pub fn with_decay_times(self, factor: f32) -> Self {
+        match self {
+            OptimiserUpdate::Adam(rule) => Adam { weight_decay: rule.weight_decay * factor, ..rule }.into(),
+            OptimiserUpdate::Lion(rule) => Lion { weight_decay: rule.weight_decay * factor, ..rule }.into(),
+            OptimiserUpdate::Sgd(rule) => Sgd { weight_decay: rule.weight_decay * factor, ..rule }.into(),
+        }
+    }
 }
 
 impl Operation for OptimiserUpdate {
@@ -203,7 +223,8 @@ impl Operation for OptimiserUpdate {
 
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String> {
         let same = [&["the gradient"], self.rule().state()].concat();
-        check(inputs, &same, &["the rate", "the step", "the norm"])?;
+        let scalars = ["the rate", "the step", "the norm", "the factor of weight decay"];
+        check(inputs, &same, &scalars[..3 + usize::from(self.scheduled_decay())])?;
         Ok(vec![inputs[0].clone(); 1 + self.state_len()])
     }
 
@@ -213,8 +234,9 @@ impl Operation for OptimiserUpdate {
         let Some(factor) = clip_factor(self.clip(), norm) else {
             return inputs[..1].iter().chain(state).map(|&old| old.clone()).collect();
         };
+        let factor_of_decay = if self.scheduled_decay() { inputs[5 + state.len()].data()[0] as f32 } else { 1.0 };
         let gradient: Vec<f64> = inputs[1].data().iter().map(|g| factor * g).collect();
-        self.rule().update(UpdateOperands {
+        self.with_decay_times(factor_of_decay).rule().update(UpdateOperands {
             shape: &outputs[0].shape,
             parameter: inputs[0].data(),
             gradient: &gradient,
@@ -249,6 +271,8 @@ pub struct Adam {
     pub weight_decay: f32,
     /// Weight decay is added to the update (AdamW), not to the gradient.
     pub decoupled: bool,
+    /// An input multiplies the weight decay.
+    pub scheduled_decay: bool,
     /// The update is scaled to the parameter's norm (LAMB), unless one of the two is zero.
     pub trust_ratio: bool,
     /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
@@ -270,6 +294,10 @@ impl UpdateRule for Adam {
 
     fn clip(&self) -> Option<f32> {
         self.clip
+    }
+
+    fn scheduled_decay(&self) -> bool {
+        self.scheduled_decay
     }
 
     fn update(&self, UpdateOperands { shape, parameter, gradient, state, rate, step }: UpdateOperands) -> Vec<Array> {
@@ -303,6 +331,8 @@ pub struct Lion {
     /// The decay of the momentum; 0.99 in the paper.
     pub beta2: f32,
     pub weight_decay: f32,
+    /// An input multiplies the weight decay.
+    pub scheduled_decay: bool,
     /// Gradients are scaled by `min(1, clip / (norm + 1e-6))`.
     pub clip: Option<f32>,
 }
@@ -318,6 +348,10 @@ impl UpdateRule for Lion {
 
     fn clip(&self) -> Option<f32> {
         self.clip
+    }
+
+    fn scheduled_decay(&self) -> bool {
+        self.scheduled_decay
     }
 
     fn update(&self, UpdateOperands { shape, parameter, gradient, state, rate, .. }: UpdateOperands) -> Vec<Array> {
@@ -458,7 +492,9 @@ mod tests {
     /// Algorithm 2 of the paper by hand: `c = 0.9 m + 0.1 g`, `θ -= 0.1 (sign(c) + 0.5 θ)`, `m = 0.99 m + 0.01 g`.
     #[test]
     fn lion_is_that_of_the_paper() {
-        let lion = |clip| OptimiserUpdate::from(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.5, clip });
+        let lion = |clip| {
+            OptimiserUpdate::from(Lion { beta1: 0.9, beta2: 0.99, weight_decay: 0.5, scheduled_decay: false, clip })
+        };
         let update = |clip, gradient: [f64; 5], momentum: [f64; 5], norm: f64| {
             let vector = |values: [f64; 5]| Array::new([5], values.to_vec());
             let scalar = |value: f64| Array::filled(Shape::default(), value);

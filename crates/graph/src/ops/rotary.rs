@@ -27,9 +27,10 @@ impl RotaryPairs {
 
 /// Rotates the leading heads of the last tokens: `(a, b)` becomes `(a cos - b sin, a sin + b cos)`.
 ///
-/// Inputs: `x [b, n, width]`, `cos` and `sin [g, p, d / 2]` for pair, position and group of heads; head `j` uses group
-/// `j mod g`, so packed query, key and value are rotated by one operation with twice the heads of the attention. Heads
-/// after the first `heads`, and the first `n - p` tokens, are copied.
+/// Inputs: `x [b, n, width]`, `cos` and `sin [g, p, d / 2]`: a value for each group of heads, each position and each of
+/// the `d / 2` pairs of a head's `d` channels. Head `j` uses group `j mod g`, so packed query, key and value are
+/// rotated by one operation with twice the heads of the attention. Heads after the first `heads`, and the first `n - p`
+/// tokens, are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rotary {
     /// The number of heads that are rotated.
@@ -158,7 +159,7 @@ impl Operation for Rotary {
 }
 
 /// The gradients of [`Rotary`]'s tables, from `dy` and `x`: summed over samples and the heads of a group,
-/// `dcos = dy_a x_a + dy_b x_b` and `dsin = dy_b x_a - dy_a x_b`.
+/// `dcos = dy_a x_a + dy_b x_b` and `dsin = dy_b x_a - dy_a x_b`, the latter negated if the rotation is inverse.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RotaryGrad {
     /// The rotation.

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use super::GraphCopy;
-use crate::memory::storage;
+use crate::memory::root_of;
 use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
@@ -58,7 +58,7 @@ impl Blocks {
         let mut keep = |value: Value| {
             kept.insert(value);
             // A reshape shares its input's memory.
-            kept.insert(storage(graph, value));
+            kept.insert(root_of(graph, value));
         };
         let mut read_by_backward: HashSet<Value> = HashSet::new();
         for (id, node) in graph.nodes().iter().enumerate() {

@@ -22,7 +22,7 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     for (id, node) in graph.nodes().iter().enumerate() {
         let Op::Conv2d(conv) = node.op else { continue };
         if (conv.groups == 1 && !is_patch_embedding(graph, id, &conv)) || depthwise(graph, id, &conv) {
-            let chain = follow(graph, &consumers, &inside, id);
+            let chain = chain_from(graph, &consumers, &inside, id);
             chain.members.iter().for_each(|&m| inside[m] = true);
             // The fused node takes the place of the last member, after the operands of all of them.
             let last = chain.members.last().copied().unwrap_or(id);
@@ -56,7 +56,9 @@ fn depthwise(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     weight[0] == conv.groups && weight[1] == 1
 }
 
-fn follow(graph: &Graph, consumers: &[Option<NodeId>], inside: &[bool], first: NodeId) -> ConvChain {
+/// The longest chain from a convolution on. It ends before a node that is `inside` an earlier chain: the sum of two
+/// convolutions is fused into the first, and the second computes its residual.
+fn chain_from(graph: &Graph, consumers: &[Option<NodeId>], inside: &[bool], first: NodeId) -> ConvChain {
     let mut chain = ConvChain { activation: None, residual: None, members: vec![first] };
     let mut last = first;
     while let Some(next) = consumers[last].filter(|&next| !inside[next]) {

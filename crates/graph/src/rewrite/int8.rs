@@ -2,7 +2,7 @@
 
 use super::GraphCopy;
 use crate::analysis::constant_nodes;
-use crate::memory::storage;
+use crate::memory::root_of;
 use crate::ops::{Linear, Op, Operation};
 use crate::{Graph, GraphError, NodeId, Value};
 
@@ -28,8 +28,8 @@ pub fn quantise_int8(graph: &Graph) -> Result<Graph, GraphError> {
 
 fn is_quantisable(graph: &Graph, id: NodeId) -> bool {
     let inputs = &graph.node(id).inputs;
-    let weight = storage(graph, inputs[1]);
-    let is_output = graph.outputs().iter().any(|(_, v)| storage(graph, *v).node == id);
+    let weight = root_of(graph, inputs[1]);
+    let is_output = graph.outputs().iter().any(|(_, v)| root_of(graph, *v).node == id);
     matches!(graph.node(weight.node).op, Op::Parameter(_)) && !is_output && !reads_input(graph, inputs[0])
 }
 

@@ -74,6 +74,15 @@ pub(crate) fn parse(json: &Value) -> Result<Config, String> {
     })
 }
 
+/// OpenCLIP's cleaning of a text before it is tokenised.
+pub(crate) fn cleaning(json: &Value) -> &str {
+    let text = json.pointer("/model_cfg/text_cfg");
+    let of_text = |option: &str| text?.pointer(option)?.as_str();
+    // The defaults of its classes `HFTokenizer` and `SimpleTokenizer`.
+    let usual = if of_text("/hf_tokenizer_name").is_some() { "whitespace" } else { "lower" };
+    of_text("/tokenizer_kwargs/clean").unwrap_or(usual)
+}
+
 fn object<'a>(args: &Arguments<'a>, name: &str) -> Result<Arguments<'a>, String> {
     let map = args.object(name)?.ok_or_else(|| format!("OpenCLIP's option `{name}` is missing"))?;
     Ok(Arguments::new("OpenCLIP", map))

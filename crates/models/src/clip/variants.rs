@@ -18,14 +18,30 @@ type Size = [usize; 4];
 const BASE: Size = [768, 12, 12, 3072];
 const LARGE: Size = [1024, 24, 16, 4096];
 
-/// Of OpenCLIP: patch and image size, the image tower, the text tower, the width of the embedding.
-const CLIP: [(&str, usize, usize, Size, Size, usize); 6] = [
-    ("ViT-B-32", 32, 224, BASE, [512, 12, 8, 2048], 512),
-    ("ViT-B-16", 16, 224, BASE, [512, 12, 8, 2048], 512),
-    ("ViT-L-14", 14, 224, LARGE, [768, 12, 12, 3072], 768),
-    ("ViT-L-14-336", 14, 336, LARGE, [768, 12, 12, 3072], 768),
-    ("ViT-H-14", 14, 224, [1280, 32, 16, 5120], [1024, 24, 16, 4096], 1024),
-    ("ViT-bigG-14", 14, 224, [1664, 48, 16, 8192], [1280, 32, 20, 5120], 1280),
+/// The towers of one size: its name, the image tower, the text tower, the width of the embedding.
+type Towers = (&'static str, Size, Size, usize);
+
+/// S and larger are OpenCLIP's. P, which trains on a CPU, and Ti have the image towers of the models of these names.
+const TOWERS: [Towers; 7] = [
+    ("P", [64, 6, 2, 128], [64, 3, 2, 128], 64),
+    ("Ti", [192, 12, 3, 768], [192, 6, 3, 768], 192),
+    ("S", [384, 12, 6, 1536], [384, 12, 6, 1536], 384),
+    ("B", BASE, [512, 12, 8, 2048], 512),
+    ("L", LARGE, [768, 12, 12, 3072], 768),
+    ("H", [1280, 32, 16, 5120], [1024, 24, 16, 4096], 1024),
+    ("bigG", [1664, 48, 16, 8192], [1280, 32, 20, 5120], 1280),
+];
+
+/// The published CLIPs: size, patch and image size.
+const CLIP: [(&str, usize, usize); 8] = [
+    ("S", 32, 224),
+    ("S", 16, 224),
+    ("B", 32, 224),
+    ("B", 16, 224),
+    ("L", 14, 224),
+    ("L", 14, 336),
+    ("H", 14, 224),
+    ("bigG", 14, 224),
 ];
 
 /// The same of SigLIP, whose towers are of one size.
@@ -36,26 +52,51 @@ const SIGLIP: [(&str, usize, usize, Size); 4] = [
     ("ViT-SO400M-14-SigLIP-384", 14, 384, [1152, 27, 16, 4304]),
 ];
 
-/// The model of a name; with `-quickgelu` after it, the one of OpenAI's weights.
+/// The published image-text models; [`crate::variants`] are models of images alone.
+pub fn variants() -> Vec<Variant> {
+    let clip = CLIP.iter().map(|&(size, patch, image)| match image {
+        224 => format!("ViT-{size}-{patch}"),
+        _ => format!("ViT-{size}-{patch}-{image}"),
+    });
+    clip.chain(SIGLIP.iter().map(|row| row.0.to_string())).filter_map(|name| variant(&name)).collect()
+}
+
+/// The model of a name: a published one, or a CLIP of any patch and image size as in `ViT-Ti-4-32`. With `-quickgelu` after
+/// it, the one of OpenAI's weights.
 pub(super) fn variant(name: &str) -> Option<Variant> {
     let (base, quick) = name.strip_suffix("-quickgelu").map_or((name, false), |base| (base, true));
-    let clip = CLIP.iter().find(|row| row.0 == base).map(|&(_, patch, image, towers, text, embed_dim)| {
-        let clip = clip(patch, image, towers, text, embed_dim);
-        (if quick { with_activation(clip, Activation::QuickGelu) } else { clip }, preprocess())
-    });
+    let clip = of_size(base)
+        .map(|clip| (if quick { with_activation(clip, Activation::QuickGelu) } else { clip }, preprocess()));
     let siglip = SIGLIP.iter().find(|row| row.0 == name).map(|&(_, patch, image, size)| {
         let squashed = Preprocess { crop_pct: 1.0, crop_mode: CropMode::Squash, ..Preprocess::inception() };
         (siglip(patch, image, size), squashed)
     });
     let (clip, preprocessing) = clip.or(siglip)?;
     let preprocessing = Preprocess { image_size: clip.image.image_size, ..preprocessing };
-    Some(Variant { name: name.into(), paper_name: None, family: "CLIP", architecture: clip.into(), preprocessing })
+    Some(Variant {
+        name: name.into(),
+        paper_name: None,
+        family: "Image and text",
+        architecture: clip.into(),
+        preprocessing,
+    })
+}
+
+/// `ViT-SIZE-PATCH` or `ViT-SIZE-PATCH-IMAGE`.
+fn of_size(name: &str) -> Option<Clip> {
+    let mut parts = name.strip_prefix("ViT-")?.split('-');
+    let size = parts.next()?;
+    let mut extent = || parts.next().map(|extent| extent.parse().ok().filter(|&extent: &usize| extent > 0));
+    let (patch, image) = (extent()??, extent());
+    let image = image.map_or(Some(224), |image| image)?;
+    let &(_, vision, text, embed_dim) = TOWERS.iter().find(|towers| towers.0 == size)?;
+    parts.next().is_none().then(|| clip(patch, image, vision, text, embed_dim))
 }
 
 /// ViT-B-32, whose choices are OpenCLIP's usual ones.
 pub(super) fn base_32() -> Clip {
-    let (_, patch, image, towers, text, embed_dim) = CLIP[0];
-    clip(patch, image, towers, text, embed_dim)
+    let (_, vision, text, embed_dim) = TOWERS[3];
+    clip(32, 224, vision, text, embed_dim)
 }
 
 fn clip(patch: usize, image: usize, [dim, depth, heads, mlp_dim]: Size, text: Size, embed_dim: usize) -> Clip {

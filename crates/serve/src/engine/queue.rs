@@ -197,6 +197,13 @@ impl Backlog {
     fn coming(&self) -> usize {
         self.encoded.len() + self.decoding
     }
+
+    fn push_ready(&mut self, image: ReadyImage) {
+        match &self.lost {
+            Some(reason) => image.task.fail(WorkError::DeviceLost(reason.clone())),
+            None => self.ready[image.task.lane() as usize].push_back(image),
+        }
+    }
 }
 
 /// The queue of a model.
@@ -275,12 +282,12 @@ impl ModelQueue {
     }
 
     fn drop_cancelled(&self) {
-        let backlog = &mut *self.lock();
+        let mut backlog = self.lock();
         backlog.encoded.retain(|image| !image.task.is_cancelled());
         for ready in &mut backlog.ready {
             ready.retain(|image| !image.task.is_cancelled());
         }
-        self.notify(backlog);
+        self.unlock_and_notify(backlog, 0);
     }
 
     /// Takes room for all of these, or for none.
@@ -300,7 +307,7 @@ impl ModelQueue {
         }
         self.counters.pending.fetch_add(count, Ordering::Relaxed);
         let now = Instant::now();
-        let mut to_decode = 0;
+        let (mut to_decode, mut ready) = (0, 0);
         let mut backlog = self.lock();
         for Admission { input, reply, deadline } in images {
             let task = Task {
@@ -317,17 +324,19 @@ impl ModelQueue {
                     backlog.encoded.push_back(EncodedImage { bytes, task });
                 }
                 WorkInput::Tensor(input) => {
-                    self.push_ready(&mut backlog, ReadyImage { input, image: None, decoded: now, task })
+                    ready += 1;
+                    backlog.push_ready(ReadyImage { input, image: None, decoded: now, task });
                 }
             }
         }
+        self.unlock_and_notify(backlog, ready);
         Some(to_decode)
     }
 
     /// The next image to decode and a buffer for its input. Every image that is taken is followed by
     /// [`ModelQueue::decoded`].
     pub fn take_encoded(&self) -> Option<(EncodedImage, Vec<f32>)> {
-        let backlog = &mut *self.lock();
+        let mut backlog = self.lock();
         let now = Instant::now();
         while let Some(EncodedImage { bytes, task }) = backlog.encoded.pop_front() {
             if let Some(task) = task.if_alive(now) {
@@ -336,38 +345,35 @@ impl ModelQueue {
             }
         }
         // Images of which only cancelled ones were left no longer keep a batch waiting.
-        self.notify(backlog);
+        self.unlock_and_notify(backlog, 0);
         None
     }
 
     /// Ends the decoding of an image, which is ready or has failed.
     pub fn decoded(&self, image: Option<ReadyImage>) {
-        let backlog = &mut *self.lock();
+        let mut backlog = self.lock();
         backlog.decoding -= 1;
-        match image {
-            Some(image) => self.push_ready(backlog, image),
-            None => self.notify(backlog),
-        }
+        let ready = usize::from(image.is_some());
+        image.into_iter().for_each(|image| backlog.push_ready(image));
+        self.unlock_and_notify(backlog, ready);
     }
 
-    fn push_ready(&self, backlog: &mut Backlog, image: ReadyImage) {
-        if let Some(reason) = &backlog.lost {
-            return image.task.fail(WorkError::DeviceLost(reason.clone()));
-        }
-        backlog.ready[image.task.lane() as usize].push_back(image);
-        self.notify(backlog);
-    }
-
-    /// Wakes a replica of each lane whose batch is due, or whose first image begins to wait.
-    fn notify(&self, backlog: &Backlog) {
-        let last = backlog.coming() == 0;
-        for (ready, changed) in backlog.ready.iter().zip(&self.changed) {
-            if ready.len() == 1 || ready.len() >= self.full_batch || (last && !ready.is_empty()) {
-                changed.notify_one();
+    /// Wakes a replica of each lane whose batch is due, or whose first image begins to wait, given how many images became
+    /// ready. The lock is released first, since a replica that wakes while it is held goes back to sleep.
+    fn unlock_and_notify(&self, backlog: MutexGuard<'_, Backlog>, new: usize) {
+        let (last, closed) = (backlog.coming() == 0, backlog.closed);
+        let due = |ready: &VecDeque<_>| match ready.len() {
+            0 => false,
+            images => images <= new || images >= self.full_batch || last,
+        };
+        let due = backlog.ready.each_ref().map(due);
+        drop(backlog);
+        for (due, changed) in due.into_iter().zip(&self.changed) {
+            match closed {
+                true => changed.notify_all(),
+                false if due => changed.notify_one(),
+                false => {}
             }
-        }
-        if backlog.closed {
-            self.changed.iter().for_each(Condvar::notify_all);
         }
     }
 
@@ -454,9 +460,9 @@ impl ModelQueue {
 
     /// No more images will be admitted; replicas end when the last has been taken.
     pub fn close(&self) {
-        let backlog = &mut *self.lock();
+        let mut backlog = self.lock();
         backlog.closed = true;
-        self.notify(backlog);
+        self.unlock_and_notify(backlog, 0);
     }
 }
 

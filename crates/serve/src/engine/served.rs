@@ -88,17 +88,26 @@ impl ServedModel {
         Ok(tickets)
     }
 
-    /// Admits an image for explanation.
-    pub fn explain(&self, image: Bytes, what: ExplainWork, deadline: Instant) -> Result<Ticket<Explained>, Refused> {
-        let (reply, ticket) = oneshot::channel();
-        let input = WorkInput::Encoded(image);
-        self.admit(vec![Admission { input, reply: Reply::Explain(what, reply), deadline }])?;
-        Ok(Ticket(ticket))
+    /// Admits the images of one request for explanation together, or none.
+    pub fn explain(
+        &self,
+        images: Vec<Bytes>,
+        what: &ExplainWork,
+        deadline: Instant,
+    ) -> Result<Vec<Ticket<Explained>>, Refused> {
+        let admission = |image| {
+            let (reply, ticket) = oneshot::channel();
+            let reply = Reply::Explain(what.clone(), reply);
+            (Admission { input: WorkInput::Encoded(image), reply, deadline }, Ticket(ticket))
+        };
+        let (admissions, tickets): (Vec<_>, Vec<_>) = images.into_iter().map(admission).unzip();
+        self.admit(admissions)?;
+        Ok(tickets)
     }
 
-    /// The classes by probability, the likeliest first, as `Model::classify` gives them.
-    pub fn predictions(&self, logits: &[f32]) -> Vec<Prediction> {
-        Prediction::all(&self.card.config, logits)
+    /// The first `count` predictions that `Model::classify` gives.
+    pub fn predictions(&self, logits: &[f32], count: usize) -> Vec<Prediction> {
+        Prediction::likeliest(&self.card.config, logits, count)
     }
 
     /// Counters since start, for KServe's statistics and for metrics.

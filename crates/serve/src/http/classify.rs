@@ -101,11 +101,11 @@ impl From<&Prediction> for ClassProbability {
 }
 
 impl ImageClasses {
-    /// At most `top` classes above the threshold, as `vit classify` chooses them.
-    pub fn new(all: &[Prediction], top: usize, threshold: Option<f32>) -> Self {
+    /// Of the likeliest classes those above the threshold, as `vit classify` chooses them.
+    pub fn new(likeliest: &[Prediction], threshold: Option<f32>) -> Self {
         let above = |p: &&Prediction| threshold.is_none_or(|threshold| p.probability > threshold);
-        let predictions: Vec<ClassProbability> = all.iter().filter(above).take(top).map(Into::into).collect();
-        let likeliest = all.first().filter(|_| predictions.is_empty()).map(Into::into);
+        let predictions: Vec<ClassProbability> = likeliest.iter().filter(above).map(Into::into).collect();
+        let likeliest = likeliest.first().filter(|_| predictions.is_empty()).map(Into::into);
         Self { predictions, likeliest }
     }
 }
@@ -136,7 +136,7 @@ pub async fn classify(State(app): State<Arc<App>>, request: Request) -> Result<J
     has_head(&model)?;
     let answers = answers(&app, &model, request.images, WorkOutput::Logits, request.deadline).await?;
     let timing = RequestTiming::of(answers.iter().flatten().map(|answer| answer.timing));
-    let classes = |answer: Answer| ImageClasses::new(&model.predictions(&answer.logits), top, threshold);
+    let classes = |answer: Answer| ImageClasses::new(&model.predictions(&answer.logits, top), threshold);
     let results = results(answers.into_iter().map(|answer| answer.map(classes)).collect())?;
     let (model, version) = (model.card().name.clone(), model.card().version.clone());
     Ok(Json(ClassifyResponse { model, version, results, timing }))

@@ -176,17 +176,13 @@ pub async fn explain(State(app): State<Arc<App>>, request: Request) -> Result<Re
     if form == ExplanationForm::Png && request.images.len() != 1 {
         return Err(Problem::option("The answer for several images has no PNG form; ask for JSON."));
     }
-    let mut tickets = Vec::new();
-    let mut admitted = Vec::new();
-    for image in request.images {
-        admitted.push(match image {
-            Err(problem) => Err(problem),
-            Ok(image) => {
-                tickets.push(refused(&app, &model, model.explain(image, what.clone(), request.deadline))?);
-                Ok(())
-            }
-        });
-    }
+    let mut images = Vec::new();
+    let admitted: Vec<Result<(), Problem>> =
+        request.images.into_iter().map(|image| image.map(|image| images.push(image))).collect();
+    let tickets = match images.is_empty() {
+        true => Vec::new(),
+        false => refused(&app, &model, model.explain(images, &what, request.deadline))?,
+    };
     let mut explained = all(tickets, request.deadline).await?.into_iter();
     let answers: Vec<Result<Explained, Problem>> = (admitted.into_iter())
         .map(|admitted| admitted.and_then(|()| explained.next().map_or(Err(Problem::deadline()), |e| Ok(e?))))
@@ -313,7 +309,7 @@ fn maps(model: &ServedModel, what: &ExplainWork, explained: &Explained) -> Resul
     };
     let predictions = match logits.is_empty() {
         true => Vec::new(),
-        false => ImageClasses::new(&model.predictions(logits), LISTED, None).predictions,
+        false => ImageClasses::new(&model.predictions(logits, LISTED), None).predictions,
     };
     Ok(ImageMaps { predictions, maps: maps.iter().map(map).collect() })
 }

@@ -8,16 +8,17 @@ use proptest::prelude::*;
 use super::deadline::{REQUEST_TIMEOUT, deadline};
 use super::fields::Fields;
 use super::images::{json, multipart, source};
-use super::kserve::parse_inference;
+use super::kserve::{parse_inference, parse_rpc};
 
 /// Requests whose pieces are replaced, removed and repeated.
-const TEMPLATES: [&[u8]; 6] = [
+const TEMPLATES: [&[u8]; 7] = [
     br#"{"images": ["aGk=", "data:image/png;base64,aGk="], "top": 3, "class": ["cat", 2], "model": null}"#,
     br#"{"inputs": [{"name": "image", "shape": [1, 1, 1, 2], "datatype": "FP32", "data": [[[[1, 2.5e3]]]]}]}"#,
     br#"{"inputs": [{"name": "image_bytes", "shape": [1], "datatype": "BYTES", "parameters": {"binary_data_size": 6}}]}"#,
     b"--X\r\nContent-Disposition: form-data; name=\"image\"; filename=\"a\"\r\n\r\nhi\r\n--X--\r\n",
     b"top=3&class=a%20b&threshold=0.5",
     b"data:image/png;base64,aGk=",
+    b"\x0a\x01m\x2a\x16\x0a\x05image\x12\x04FP32\x1a\x01\x01\x2a\x04\x32\x02hi2\x0a\x0a\x01a\x12\x05\x0a\x01b\x12\x00:\x04\0\0\x80?",
 ];
 
 fn hostile_bytes() -> impl Strategy<Value = Vec<u8>> {
@@ -57,6 +58,7 @@ proptest! {
         let split = split % (bytes.len() + 2);
         let _ = parse_inference(&Bytes::from(bytes.clone()), Some(split));
         let _ = parse_inference(&Bytes::from(bytes.clone()), None);
+        let _ = parse_rpc(&Bytes::from(bytes.clone()));
         let form = multipart(Bytes::from(bytes), "X".into(), 3);
         let _ = futures_util::FutureExt::now_or_never(form).expect("the body is complete");
     }

@@ -31,6 +31,7 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
         tracing::error!(request_id = ?seen.id, what, "a request handler panicked");
         Problem::new(ProblemKind::Internal, "The server failed; its log has the cause.").into_response()
     });
+    let status = response.status();
     let mut response = render(response, seen.id.to_str().unwrap_or_default(), dialect);
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID, seen.id.clone());
@@ -41,7 +42,7 @@ pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) 
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
     headers.entry(CONTENT_SECURITY_POLICY).or_insert(DATA_POLICY);
-    seen.finish(response.status().as_u16());
+    seen.finish(status.as_u16());
     response
 }
 

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::kserve::grpc;
 use crate::engine::{EngineError, Refused, WorkError};
 
 /// The media type of problem documents.
@@ -222,6 +223,8 @@ pub enum Dialect {
     KServe,
     /// `error` is an object with `message`, `type` and `code`.
     OpenAi,
+    /// No document: a status in the headers.
+    Grpc,
 }
 
 impl Dialect {
@@ -229,6 +232,7 @@ impl Dialect {
         match path {
             "/v1/embeddings" => Self::OpenAi,
             _ if path == "/v2" || path.starts_with("/v2/") => Self::KServe,
+            _ if path.starts_with(grpc::SERVICE) => Self::Grpc,
             _ => Self::Plain,
         }
     }
@@ -276,7 +280,7 @@ impl Problem {
     pub fn document<'a>(&'a self, instance: Option<&'a str>, dialect: Dialect) -> ProblemDocument<'a> {
         let (slug, status, title) = self.kind.parts();
         let error = match dialect {
-            Dialect::Plain => None,
+            Dialect::Plain | Dialect::Grpc => None,
             Dialect::KServe => Some(ProtocolError::Text(&self.detail)),
             Dialect::OpenAi => {
                 let kind = if status < 500 { "invalid_request_error" } else { "server_error" };
@@ -304,6 +308,9 @@ pub fn render(response: Response, instance: &str, dialect: Dialect) -> Response 
     }
     let (mut parts, _) = response.into_parts();
     let problem = parts.extensions.remove::<Problem>().unwrap_or_else(|| Problem::from_status(status));
+    if dialect == Dialect::Grpc {
+        return grpc::refusal(&problem);
+    }
     let document = serde_json::to_vec(&problem.document(Some(instance), dialect)).unwrap_or_default();
     parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
     parts.headers.remove(axum::http::header::CONTENT_LENGTH);

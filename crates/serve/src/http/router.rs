@@ -6,7 +6,7 @@ use axum::Router;
 use axum::handler::Handler;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use axum::middleware::from_fn_with_state;
-use axum::routing::{MethodFilter, MethodRouter, get, on};
+use axum::routing::{MethodFilter, MethodRouter, get, on, post};
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 
 use super::keys::require_key;
@@ -54,6 +54,18 @@ impl Routes {
         self
     }
 
+    /// A gRPC call; the OpenAPI document has none of them.
+    pub fn call<H: Handler<T, Arc<App>>, T: 'static>(mut self, path: &str, handler: H) -> Self {
+        self.keyed = self.keyed.route(path, post(handler));
+        self
+    }
+
+    /// A gRPC call for everyone.
+    pub fn open_call<H: Handler<T, Arc<App>>, T: 'static>(mut self, path: &str, handler: H) -> Self {
+        self.open = self.open.route(path, post(handler));
+        self
+    }
+
     fn page(mut self) -> Self {
         for asset in page::assets() {
             let answer = move |headers: HeaderMap| async move { assets::answer(asset, &headers) };
@@ -96,7 +108,7 @@ fn all() -> Routes {
         .post("/v1/embeddings", openai::embeddings)
         .open("/v2/health/live", kserve::live)
         .open("/v2/health/ready", kserve::ready);
-    kserve::routes(routes)
+    kserve::grpc::routes(kserve::routes(routes))
 }
 
 /// Metrics, administration and health, for an address of their own.

@@ -166,12 +166,12 @@ fn explanations_are_those_of_the_facade() {
         let expected = Explain::open("cifar10", &options, &ModelOptions::new()).unwrap();
         let expected = { expected }.explain(&Image::from_encoded(&bmp(5)).unwrap()).unwrap();
         let what = ExplainWork { method, top, classes };
-        let found = wait(model.explain(bmp(5), what, deadline).unwrap()).unwrap();
+        let found = wait(model.explain(vec![bmp(5)], &what, deadline).unwrap().remove(0)).unwrap();
         assert_eq!(found.explanation, expected, "{method:?}");
         assert_eq!(found.image.width(), 32);
     }
     let what = ExplainWork { classes: vec![99], ..ExplainWork::default() };
-    let error = wait(model.explain(bmp(5), what, deadline).unwrap()).err().unwrap();
+    let error = wait(model.explain(vec![bmp(5)], &what, deadline).unwrap().remove(0)).err().unwrap();
     assert_eq!(error, WorkError::Unsuitable("there is no class 99; there are 0 to 9".into()));
 }
 
@@ -193,7 +193,7 @@ fn what_is_wrong_with_one_image_does_not_concern_the_others() {
     assert!(matches!(answers[2], Err(WorkError::Length { found: 7, expected: 3072 })), "{:?}", answers[2]);
     let (first, last) = (answers[0].as_ref().unwrap(), answers[3].as_ref().unwrap());
     assert_eq!((&first.logits, first.embedding.len()), (&last.logits, 256));
-    assert_eq!(model.predictions(&first.logits).len(), 10);
+    assert_eq!(model.predictions(&first.logits, 100).len(), 10);
     assert_eq!(model.statistics().failed, 2);
 }
 

@@ -3,6 +3,7 @@
 mod answers;
 mod client;
 mod errors;
+mod grpc;
 mod kserve;
 mod limits;
 mod operation;

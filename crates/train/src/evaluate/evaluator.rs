@@ -8,8 +8,10 @@ use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Elements, Executable, Parameters};
 use vit_models::{Config, ProblemType};
 
+use super::features::FeatureRun;
 use super::metrics::{Evaluation, MultiLabelEvaluation};
 use super::neighbours::Neighbours;
+use super::pairs::{EvaluatedPairs, FACTORS};
 use super::{EvaluationOutcome, TaskEvaluation, inference};
 use crate::error::TrainError;
 use crate::processes::Processes;
@@ -20,8 +22,12 @@ pub(crate) struct Evaluator {
     problem_type: ProblemType,
     classes: usize,
     batch: usize,
+    /// What is read of each sample, unless it is its neighbours' votes.
+    output: &'static str,
     /// Of a model that is trained without labels.
     neighbours: Option<Neighbours>,
+    /// Of an image-text model; `classes` is then the width of both factors.
+    pairs: Option<EvaluatedPairs>,
     /// The width of its features.
     width: usize,
 }
@@ -35,6 +41,18 @@ impl Evaluator {
         batch: usize,
     ) -> Result<Evaluator, TrainError> {
         Self::compiled(device, config, parameters, batch, None)
+    }
+
+    /// Compiles an image-text model, which is evaluated on pairs.
+    pub fn of_pairs(
+        device: &dyn Device,
+        config: &Config,
+        parameters: &mut dyn Parameters,
+        batch: usize,
+        pairs: EvaluatedPairs,
+    ) -> Result<Evaluator, TrainError> {
+        let evaluator = Self::compiled(device, config, parameters, batch, None)?;
+        Ok(Evaluator { pairs: Some(pairs), ..evaluator })
     }
 
     /// Compiles a model without classes, whose features are compared with those of labelled training images.
@@ -61,16 +79,27 @@ impl Evaluator {
             Ok(graph)
         };
         let graph = build(batch)?;
+        let output = if graph.output(FACTORS).is_ok() { FACTORS } else { "logits" };
         let (classes, width) = match &neighbours {
             Some(neighbours) => (neighbours.classes(), graph.shape(graph.output("features")?).last()),
-            None => (graph.shape(graph.output("logits")?).last(), 0),
+            None => (graph.shape(graph.output(output)?).elements() / batch, 0),
         };
         let held = parameters.held_bytes();
         let executable =
             device.compile(&graph, parameters).map_err(|error| suggest_batch(error, device, batch, held, build))?;
         let preprocess = config.preprocessing.clone();
         preprocess.validate()?;
-        Ok(Evaluator { executable, preprocess, problem_type: config.problem_type, classes, batch, neighbours, width })
+        Ok(Evaluator {
+            executable,
+            preprocess,
+            problem_type: config.problem_type,
+            classes,
+            batch,
+            output,
+            neighbours,
+            pairs: None,
+            width,
+        })
     }
 
     /// Computes the features of the references with the present parameters.
@@ -80,32 +109,11 @@ impl Evaluator {
         };
         let (batch, width) = (*batch, *width);
         let (samples, references) = neighbours.references();
-        let mut features = vec![0.0; references.len() * width];
-        executable.write("references", Elements::F32(&features))?;
-        let size = preprocess.output_len();
-        let (mut images, mut rows) = (vec![0.0; batch * size], vec![0.0; batch * width]);
-        let prepare = |at: usize| {
-            let image = samples.image(references[at]).ok();
-            image.and_then(|image| preprocess.apply(&image).ok())
-        };
-        let name = |at: usize| samples.name(references[at]);
-        let pipeline = Pipeline { threads, look_ahead: 2 * batch.max(threads), name: &name };
-        let _: ControlFlow<()> = pipeline.run(references.len(), prepare, |at, image| {
-            let place = at % batch;
-            // An image that cannot be read is replaced by one of the mean colour.
-            let pixels = &mut images[place * size..][..size];
-            match &image {
-                Some(image) => pixels.copy_from_slice(image),
-                None => pixels.fill(0.0),
-            }
-            if place + 1 == batch || at + 1 == references.len() {
-                executable.write("image", Elements::F32(&images))?;
-                executable.run()?;
-                executable.read("features", &mut rows)?;
-                features[(at - place) * width..(at + 1) * width].copy_from_slice(&rows[..(place + 1) * width]);
-            }
-            Ok::<_, TrainError>(ControlFlow::Continue(()))
-        })?;
+        let zeros = vec![0.0; references.len() * width];
+        executable.write("references", Elements::F32(&zeros))?;
+        let executable = &mut **executable;
+        let mut run = FeatureRun { executable, output: "features", width, preprocess, batch, threads };
+        let Some((features, _)) = run.of(samples, references, |_| true)? else { return Ok(()) };
         Ok(executable.write("references", Elements::F32(&features))?)
     }
 
@@ -124,15 +132,16 @@ impl Evaluator {
     ) -> Result<Evaluated, TrainError> {
         let &EvaluationEffort { threads, worst, processes } = effort;
         self.refer(threads)?;
-        let Evaluator { executable, preprocess, classes, batch, neighbours, .. } = self;
+        let Evaluator { executable, preprocess, classes, batch, output, neighbours, pairs, .. } = self;
         let compared = neighbours.as_ref().map_or(0, |neighbours| neighbours.references().1.len());
         let mut similarities = vec![0.0; *batch * compared];
-        let (classes, batch) = (*classes, *batch);
+        let (classes, batch, output) = (*classes, *batch, *output);
         let by_class = || Box::new(Evaluation::new(classes, worst));
-        let evaluation = match self.problem_type {
+        let evaluation = match (&*pairs, self.problem_type) {
+            (Some(pairs), _) => TaskEvaluation::Pairs(Box::new(pairs.evaluation(classes / 2))),
             _ if compared > 0 => TaskEvaluation::Neighbours(by_class()),
-            ProblemType::SingleLabel => TaskEvaluation::Single(by_class()),
-            ProblemType::MultiLabel => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
+            (None, ProblemType::SingleLabel) => TaskEvaluation::Single(by_class()),
+            (None, ProblemType::MultiLabel) => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
         };
         let mut outcome = EvaluationOutcome { evaluation, unreadable: Vec::new(), non_finite: Vec::new() };
         let size = preprocess.output_len();
@@ -141,7 +150,9 @@ impl Evaluator {
         let dealt = DealtBatches { samples: samples.len(), batch, rank: processes.rank(), processes: processes.size() };
         let prepare = |index: usize| {
             samples.announce_after(index);
-            let image = samples.image(index).map_err(|error| Unreadable::new(index, samples.name(index), &error))?;
+            let image = samples
+                .image_for(index, preprocess.source_side())
+                .map_err(|error| Unreadable::new(index, samples.name(index), &error))?;
             let failed = |error: PreprocessError| Unreadable {
                 sample: index,
                 name: samples.name(index),
@@ -185,9 +196,12 @@ impl Evaluator {
                 }
                 if !own.present.is_empty() {
                     executable.write("image", Elements::F32(&images))?;
+                    if let Some(pairs) = &*pairs {
+                        pairs.write_texts(executable.as_mut(), &own.present, batch)?;
+                    }
                     executable.run()?;
                     match &*neighbours {
-                        None => executable.read("logits", &mut logits)?,
+                        None => executable.read(output, &mut logits)?,
                         Some(neighbours) => {
                             executable.read("similarities", &mut similarities)?;
                             let rows = similarities.chunks_exact(compared).zip(logits.chunks_exact_mut(classes));
@@ -317,6 +331,10 @@ impl EvaluationOutcome {
                 let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
                 let labels: Vec<u32> = present.iter().map(label).collect();
                 evaluation.add(&logits, &labels, &present)?;
+            }
+            TaskEvaluation::Pairs(evaluation) => {
+                let caption = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
+                evaluation.add(&logits, &present.iter().map(caption).collect::<Vec<u32>>());
             }
             TaskEvaluation::Multi(evaluation) => {
                 let labels: Vec<&[u32]> = present.iter().map(|&index| samples.labels(index)).collect();

@@ -1,5 +1,4 @@
-//! The accuracy of nearest neighbours: what features are worth that were learned without labels. Votes are weighted as by Wu et
-//! al. (2018) and in DINO.
+//! The accuracy of nearest neighbours: what features are worth that were learned without labels.
 
 use std::sync::Arc;
 
@@ -8,11 +7,7 @@ use vit_data::dataset::Dataset;
 use vit_graph::ops::{Binary, Constant, Input, Linear, Reduce, Reshape, Unary};
 use vit_graph::{Graph, GraphError, Shape, Type};
 
-/// Neighbours that vote.
-const VOTERS: usize = 20;
-
-/// A neighbour's vote is the exponential of its cosine divided by this.
-const TEMPERATURE: f64 = 0.07;
+use super::probe::NearestNeighbours;
 
 /// Training images that are compared with at most.
 const MAX_REFERENCES: usize = 10_000;
@@ -67,22 +62,9 @@ impl Neighbours {
 
     /// Writes the logarithms of the classes' shares of the votes, for one image's similarities.
     pub fn vote(&self, similarities: &[f32], scores: &mut [f32]) {
-        let mut order: Vec<usize> = (0..similarities.len()).collect();
-        let nearer = |a: &usize, b: &usize| similarities[*b].total_cmp(&similarities[*a]).then(a.cmp(b));
-        let voters = VOTERS.min(order.len());
-        if voters < order.len() {
-            order.select_nth_unstable_by(voters - 1, nearer);
-        }
-        order.truncate(voters);
-        // Added in a fixed order.
-        order.sort_unstable_by(nearer);
-        let mut votes = vec![0.0f64; scores.len()];
-        for &reference in &order {
-            let label = self.train.labels(self.references[reference]).first().map_or(0, |&label| label as usize);
-            if let Some(votes) = votes.get_mut(label) {
-                *votes += (f64::from(similarities[reference]) / TEMPERATURE).exp();
-            }
-        }
+        let class = |at: usize| self.train.labels(self.references[at]).first().map_or(0, |&label| label as usize);
+        let mut votes = vec![0.0; scores.len()];
+        NearestNeighbours::default().vote(similarities, class, &mut votes);
         let (all, classes) = (votes.iter().sum::<f64>(), scores.len() as f64);
         for (score, votes) in scores.iter_mut().zip(votes) {
             // Every class has a part of one in a thousand, so that the loss is finite.

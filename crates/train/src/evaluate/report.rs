@@ -31,6 +31,7 @@ pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Va
             finite_json(evaluation.metrics())
         }
         TaskEvaluation::Multi(evaluation) => finite_json(evaluation.metrics()),
+        TaskEvaluation::Pairs(evaluation) => finite_json(evaluation.metrics()),
     };
     if let Value::Object(map) = &mut metrics {
         map.insert("classes".into(), names.iter().zip(&outcome.evaluation.per_class()).map(class).collect());

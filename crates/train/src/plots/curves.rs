@@ -70,6 +70,15 @@ fn panels() -> Vec<Panel> {
             true,
             false,
         ),
+        panel(
+            "R@1, %",
+            vec![
+                series("image to text", columns::VAL_IMAGE_TO_TEXT, ORANGE, Some(Extremum::Largest), false),
+                series("text to image", columns::VAL_TEXT_TO_IMAGE, PURPLE, Some(Extremum::Largest), false),
+            ],
+            true,
+            false,
+        ),
         panel("Learning rate", vec![series("", columns::RATE, GREEN, None, false)], false, true),
         panel("Images per second", vec![series("", columns::IMAGES_PER_SECOND, BLUE, None, true)], false, true),
     ]
@@ -284,6 +293,21 @@ mod tests {
             }
         }
         assert_eq!(curves("", &run(20, 1.0)).size(), (1000.0, 600.0));
+    }
+
+    #[test]
+    fn retrieval_has_a_panel() {
+        for scale in [0.01, 1.0] {
+            let mut rows = run(20, 1.0);
+            for (done, row) in rows.iter_mut().enumerate() {
+                let share = scale * (1.0 + done as f64) / 20.0;
+                row.values.push((columns::VAL_IMAGE_TO_TEXT.into(), share));
+                row.values.push((columns::VAL_TEXT_TO_IMAGE.into(), 0.9 * share));
+            }
+            let scene = curves("ViT-B-32 on captioned", &rows);
+            scene.assert_readable();
+            assert!(scene.texts().contains(&"R@1, %"));
+        }
     }
 
     #[test]

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{MaskTarget, NAMED, OptimiserSettings, PretrainingTask, Recipe, Span, Teaching};
+use super::{MaskTarget, MethodName, NAMED, OptimiserSettings, PretrainingTask, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 58] = [
+const KEYS: [(&str, &str); 66] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -41,7 +41,12 @@ const KEYS: [(&str, &str); 58] = [
     ("data.crop_ratio", "random-resized: smallest and largest width / height"),
     ("data.crop_padding", "padded: pixels on each side"),
     ("data.flip", "probability of a horizontal flip"),
-    ("data.colour_jitter", "strength of random brightness, contrast and saturation"),
+    (
+        "data.colour_jitter",
+        "strength of random brightness, contrast and saturation, or a list of these three and that of the hue",
+    ),
+    ("data.colour_jitter_probability", "probability of the colour jitter"),
+    ("data.grey", "probability of grey"),
     ("data.auto_augment", "none, or a policy as timm writes it: rand-m9-mstd0.5-inc1"),
     ("data.three_augment", "one of grey, solarize and blur (DeiT III)"),
     ("data.erasing", "probability of erasing a rectangle"),
@@ -65,6 +70,7 @@ const KEYS: [(&str, &str); 58] = [
     ("schedule.timescale", "reciprocal-sqrt: time in which the rate falls by the square root of two"),
     ("schedule.cooldown", "linear cool-down to zero at the end"),
     ("average.decay", "decay of the weights' moving average (EMA); 0: none"),
+    ("average.end", "the last decay, approached along a cosine; 0: constant"),
     ("average.warmup", "let the average's decay rise from zero"),
     ("pretraining.task", "pre-training without labels: none, masked-patches, mae or dino"),
     ("pretraining.mask", "masked-patches, mae: the share of patches that are masked"),
@@ -78,8 +84,13 @@ const KEYS: [(&str, &str); 58] = [
     ("pretraining.local_crops", "dino: local crops of each image; it also has two global crops"),
     ("pretraining.local_size", "dino: pixels of a local crop's side; 0: about 3/7 of the image's"),
     ("pretraining.local_scale", "dino: smallest and largest share of the image's area in a local crop"),
+    ("pretraining.blur", "dino: probability of a blur in the first and second global crop and in local crops"),
+    ("pretraining.solarize", "dino: probability of solarizing these"),
     ("pretraining.teacher_temperature", "dino: temperature of the teacher's outputs"),
+    ("pretraining.first_teacher_temperature", "dino: the same at the beginning"),
+    ("pretraining.teacher_warmup", "dino: time in which the temperature rises linearly from the first one"),
     ("pretraining.student_temperature", "dino: temperature of the student's outputs"),
+    ("pretraining.freeze_last_layer", "dino: time at the beginning in which prototypes stay as they are"),
 ];
 
 fn keys() -> impl Iterator<Item = (&'static str, &'static str)> {
@@ -262,6 +273,9 @@ impl Recipe {
         }
         for (key, value) in [
             ("data.flip", d.flip),
+            ("data.colour_jitter_probability", d.colour_jitter_probability),
+            ("data.grey", d.grey),
+            ("average.end", self.average.end),
             ("data.erasing", d.erasing),
             ("data.mix_probability", d.mix_probability),
             ("data.mix_switch", d.mix_switch),
@@ -277,8 +291,8 @@ impl Recipe {
         for (key, value) in [
             ("data.mixup", d.mixup),
             ("data.cutmix", d.cutmix),
-            ("data.colour_jitter", d.colour_jitter),
             ("optimiser.weight_decay", o.weight_decay),
+            ("optimiser.weight_decay_end", o.weight_decay_end),
             ("optimiser.clip", o.clip),
             ("optimiser.epsilon", o.epsilon),
             ("schedule.rate", s.rate),
@@ -287,6 +301,18 @@ impl Recipe {
             if !(value.is_finite() && value >= 0.0) {
                 return wrong(key, "a number that is not negative");
             }
+        }
+        let jitter = d.colour_jitter.ranges();
+        let [brightness, contrast, saturation, hue] =
+            [jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue];
+        if ![brightness, contrast, saturation].iter().all(|range| range.is_finite() && *range >= 0.0) {
+            return wrong("data.colour_jitter", "a number that is not negative");
+        }
+        if !(0.0..=0.5).contains(&hue) {
+            return wrong("data.colour_jitter", "four numbers, of which the last, of the hue, is from 0 to 0.5");
+        }
+        if o.weight_decay_end > 0.0 && !matches!(o.method, MethodName::AdamW | MethodName::Lion) {
+            return wrong("optimiser.weight_decay_end", "0 unless optimiser.method is adamw or lion");
         }
         for (key, value) in [("batch", self.batch), ("accumulate", self.accumulate), ("data.repeated", d.repeated)] {
             if value == 0 {
@@ -359,10 +385,16 @@ impl Recipe {
         }
         for (key, value) in [
             ("pretraining.teacher_temperature", p.teacher_temperature),
+            ("pretraining.first_teacher_temperature", p.first_teacher_temperature),
             ("pretraining.student_temperature", p.student_temperature),
         ] {
             if !(value.is_finite() && value > 0.0) {
                 return wrong(key, "above 0");
+            }
+        }
+        for (key, values) in [("pretraining.blur", p.blur), ("pretraining.solarize", p.solarize)] {
+            if !values.iter().all(|probability| (0.0..=1.0).contains(probability)) {
+                return wrong(key, "three probabilities from 0 to 1: of both global crops and of local ones");
             }
         }
         let [low, high] = p.local_scale;

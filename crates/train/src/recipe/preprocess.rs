@@ -5,9 +5,10 @@ use vit_data::loader::{BatchParts, LabelCount, LoaderSettings};
 use vit_data::{Augmentation, Crop, Mix, Preprocess, TrainTransform, TransformError};
 
 use vit_models::Config;
+use vit_models::clip::Clip;
 
 use crate::error::TrainError;
-use crate::recipe::{CropSetting, DataSettings, Recipe};
+use crate::recipe::{ColourJitterSetting, CropSetting, DataSettings, Recipe};
 use crate::step::objective::Loss;
 
 /// The settings of a run's loader.
@@ -16,12 +17,17 @@ pub(crate) fn loader_settings(recipe: &Recipe, config: &Config, samples: usize) 
     let preprocess = &config.preprocessing;
     let mut transform = TrainTransform::new(preprocess, &augmentation(&recipe.data)).map_err(unsuitable)?;
     if let Some(crops) = config.architecture.downcast_ref().and_then(|vit| recipe.crops(vit)) {
-        let second = transform.clone();
-        let local = Crop::Resized { scale: recipe.pretraining.local_scale, ratio: recipe.data.crop_ratio };
-        let local = Augmentation { crop: local, ..augmentation(&recipe.data) };
-        let small = Preprocess { image_size: crops.local_size, ..preprocess.clone() };
-        let local = TrainTransform::new(&small, &local).map_err(unsuitable)?;
-        transform = transform.with_views([second]).with_views(vec![local; crops.local_crops]);
+        let p = &recipe.pretraining;
+        let view = |number: usize, crop: Crop, size: [usize; 2]| {
+            let (blur, solarize) = (p.blur[number], p.solarize[number]);
+            let augmentation = Augmentation { crop, blur, solarize, ..augmentation(&recipe.data) };
+            let preprocess = Preprocess { image_size: size, ..preprocess.clone() };
+            TrainTransform::new(&preprocess, &augmentation).map_err(unsuitable)
+        };
+        let [first, second] = [0, 1].map(|number| view(number, crop(&recipe.data), preprocess.image_size));
+        let local = Crop::Resized { scale: p.local_scale, ratio: recipe.data.crop_ratio };
+        let local = view(2, local, crops.local_size)?;
+        transform = first?.with_views([second?]).with_views(vec![local; crops.local_crops]);
     }
     let data = &recipe.data;
     let parts = BatchParts::all(recipe.parts.max(1));
@@ -37,7 +43,7 @@ pub(crate) fn loader_settings(recipe: &Recipe, config: &Config, samples: usize) 
             smoothing: data.label_smoothing,
         },
         labels: match recipe.objective.loss {
-            _ if recipe.is_pretraining() => LabelCount::Ignored,
+            _ if recipe.is_pretraining() || config.architecture.downcast_ref::<Clip>().is_some() => LabelCount::Ignored,
             Loss::Softmax => LabelCount::Single,
             Loss::Sigmoid => LabelCount::Multiple,
         },
@@ -45,18 +51,38 @@ pub(crate) fn loader_settings(recipe: &Recipe, config: &Config, samples: usize) 
     })
 }
 
+fn crop(data: &DataSettings) -> Crop {
+    match data.crop {
+        CropSetting::RandomResized => Crop::Resized { scale: data.crop_scale, ratio: data.crop_ratio },
+        CropSetting::Padded => Crop::Padded { pixels: data.crop_padding, fill: Fill::default() },
+        CropSetting::Centre => Crop::Centre,
+    }
+}
+
+impl ColourJitterSetting {
+    /// The ranges of each property.
+    pub(crate) fn ranges(self) -> ColourJitter {
+        match self {
+            ColourJitterSetting::Uniform(amount) => ColourJitter::uniform(amount),
+            ColourJitterSetting::Each([brightness, contrast, saturation, hue]) => {
+                ColourJitter { brightness, contrast, saturation, hue }
+            }
+        }
+    }
+}
+
 fn augmentation(data: &DataSettings) -> Augmentation {
     Augmentation {
-        crop: match data.crop {
-            CropSetting::RandomResized => Crop::Resized { scale: data.crop_scale, ratio: data.crop_ratio },
-            CropSetting::Padded => Crop::Padded { pixels: data.crop_padding, fill: Fill::default() },
-            CropSetting::Centre => Crop::Centre,
-        },
+        crop: crop(data),
         flip: data.flip,
         vertical_flip: 0.0,
         auto_augment: Some(data.auto_augment.clone()).filter(|policy| policy != "none" && !policy.is_empty()),
         three_augment: data.three_augment,
-        colour_jitter: ColourJitter::uniform(data.colour_jitter),
+        colour_jitter: data.colour_jitter.ranges(),
+        colour_jitter_probability: data.colour_jitter_probability,
+        grey: data.grey,
+        blur: 0.0,
+        solarize: 0.0,
         erasing: Erasing { probability: data.erasing, ..Erasing::default() },
         repeated: data.repeated,
     }

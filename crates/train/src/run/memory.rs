@@ -153,6 +153,9 @@ const SMALL_THINGS: u64 = 24 << 20;
 /// GPU memory for compiled kernels and the allocations of cuBLASLt and the driver.
 const GPU_LIBRARIES: u64 = 96 << 20;
 
+/// GPU memory that a process takes before it allocates any: of an H200 under driver 580. Where there is a GPU, it is measured.
+const GPU_CONTEXT: u64 = 524 << 20;
+
 impl RunMemory {
     /// Plans a run; `plan` gives the memory of a graph on the device.
     pub fn new(workload: &Workload, plan: GraphPlan, before: MemoryBaseline) -> Result<RunMemory, TrainError> {
@@ -171,7 +174,8 @@ impl RunMemory {
         let inputs: u64 = step.graph.inputs().map(|(_, input)| input.ty.bytes() as u64).sum();
         drop(step);
 
-        let taken = before.device.map_or(0, |room| room.total - room.free);
+        let context = if before.own_memory { GPU_CONTEXT } else { 0 };
+        let taken = before.device.map_or(context, |room| room.total - room.free);
         let small = SMALL_THINGS + if before.own_memory { inputs } else { 0 };
         let libraries = if before.own_memory { GPU_LIBRARIES } else { 0 };
         let weights = place("weights", (memory.stored_bytes as u64).saturating_sub(optimiser), MemoryPhase::Always);

@@ -19,7 +19,7 @@ use vit_models::config::timm_config;
 use vit_models::run::OPTIMISER;
 use vit_models::weights::safetensors::{self, Dtype};
 use vit_models::weights::{Weights, WeightsError};
-use vit_models::{Config, read_config};
+use vit_models::{Config, TokenizerFiles, read_config};
 use vit_system::regular_file;
 
 use disk::{Disk, LocalDisk};
@@ -36,6 +36,8 @@ const STATE: &str = "state.json";
 pub struct Snapshot {
     /// The model's configuration, written as `config.json`.
     pub config: Config,
+    /// How its texts become tokens, if it has a text tower and a tokeniser of its own.
+    pub tokenizer: Option<TokenizerFiles>,
     /// The model's weights under canonical names.
     pub weights: Weights,
     /// The optimiser's state and the moving averages; empty in a checkpoint of the model alone.
@@ -50,6 +52,9 @@ pub trait CheckpointSource {
     /// The model's configuration.
     fn config(&self) -> &Config;
 
+    /// The files of its tokeniser, if it has one.
+    fn tokenizer(&self) -> Option<&TokenizerFiles>;
+
     /// The position in the run.
     fn position(&self) -> &RunPosition;
 
@@ -63,6 +68,10 @@ pub trait CheckpointSource {
 impl CheckpointSource for Snapshot {
     fn config(&self) -> &Config {
         &self.config
+    }
+
+    fn tokenizer(&self) -> Option<&TokenizerFiles> {
+        self.tokenizer.as_ref()
     }
 
     fn position(&self) -> &RunPosition {
@@ -233,6 +242,9 @@ fn write(disk: &impl Disk, folder: &Path, checkpoint: &impl CheckpointSource) ->
     let timm_name = |name: &str| checkpoint.config().architecture.timm_name(name);
     file(WEIGHTS, FileContent::Tensors { tensors: &*checkpoint.weights()?, names: &timm_name })?;
     file(CONFIG, FileContent::Text(&format!("{:#}\n", timm_config(checkpoint.config()))))?;
+    for (name, text) in checkpoint.tokenizer().into_iter().flat_map(TokenizerFiles::files) {
+        file(name, FileContent::Text(&text))?;
+    }
     let optimiser = checkpoint.optimiser()?;
     if !optimiser.tensors.is_empty() {
         file(OPTIMISER, FileContent::Tensors { tensors: &optimiser, names: &|_| None })?;
@@ -274,6 +286,7 @@ fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
     let weights = safetensors::read(&folder.join(WEIGHTS)).map_err(|error| error.to_string())?;
     let config = read_config(folder).map_err(|error| error.to_string())?;
     let config = config.ok_or_else(|| format!("{CONFIG} is missing"))?;
+    let tokenizer = TokenizerFiles::read(folder).map_err(|error| error.to_string())?;
     let weights = config.architecture.own_names(weights).map_err(|error| error.to_string())?;
     let optimiser = if manifest.contains(OPTIMISER) {
         safetensors::read(&folder.join(OPTIMISER)).map_err(|error| error.to_string())?
@@ -282,5 +295,5 @@ fn read(folder: &Path, manifest: &Manifest) -> Result<Snapshot, String> {
     };
     let state = regular_file::read_to_string(&folder.join(STATE)).map_err(|error| format!("{STATE}: {error}"))?;
     let position = serde_json::from_str(&state).map_err(|error| format!("{STATE}: {error}"))?;
-    Ok(Snapshot { config, weights, optimiser, position })
+    Ok(Snapshot { config, tokenizer, weights, optimiser, position })
 }

@@ -5,6 +5,7 @@ mod colours;
 mod config_file;
 mod data;
 mod model;
+mod pairs;
 
 pub use config_file::{Launch, RunConfig, RunSettings};
 pub use data::ChangedData;
@@ -17,12 +18,14 @@ use std::sync::Arc;
 
 use vit_data::Samples;
 use vit_data::dataset::{Dataset, Fingerprint, Report, SampleRecord, Splits};
-use vit_models::{Changes, Checkpoint, Config, OpenOptions, ProblemType};
+use vit_models::{Changes, Checkpoint, Config, OpenOptions, ProblemType, TokenizerFiles};
 
 use crate::error::TrainError;
+use crate::pairs::RunCaptions;
 use crate::processes::Processes;
 use crate::recipe::{Normalise, Recipe, Teaching};
 use crate::run::folder::RunFolder;
+use crate::run::saving::Snapshot;
 use crate::step::objective::Loss;
 use data::{accept, accepted};
 use model::{SMALL, first_weights, named, usual_model};
@@ -35,6 +38,10 @@ pub struct Setup {
     pub recipe: Recipe,
     /// The model, its classes and its preprocessing.
     pub config: Config,
+    /// How texts become tokens, if the model has a text tower and a tokeniser of its own.
+    pub tokenizer: Option<TokenizerFiles>,
+    /// The captions, if the model has a text tower.
+    pub(crate) captions: Option<RunCaptions>,
     /// The weights that it starts from.
     pub weights: FirstWeights,
     /// The training samples.
@@ -98,6 +105,7 @@ impl Setup {
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
         match choice {
+            ModelChoice::ImageText(path) => Self::finetune_pairs(samples, path, image_size, settings, recipe),
             ModelChoice::Checkpoint(path) => Self::finetune(samples, path, image_size, settings, recipe),
             ModelChoice::Named(name) => Self::from_scratch(samples, Some(name), image_size, settings, recipe),
             ModelChoice::Usual => Self::from_scratch(samples, None, image_size, settings, recipe),
@@ -111,7 +119,12 @@ impl Setup {
         mut settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let classes = || if recipe.is_pretraining() { Classes::Optional } else { Classes::Own };
+        let named = name.map(named).transpose()?;
+        let classes = || match &named {
+            _ if recipe.is_pretraining() => Classes::Optional,
+            Some(config) if pairs::trains_on_pairs(config) => Classes::Captions,
+            _ => Classes::Own,
+        };
         let mut splits = open_data(&settings, samples.clone(), recipe.seed, classes())?;
         let mut report = Vec::new();
         if recipe.is_pretraining() && splits.train.classes().len() > 1 {
@@ -124,8 +137,8 @@ impl Setup {
                 splits = open_data(&settings, samples, recipe.seed, classes())?;
             }
         }
-        let mut config = match name {
-            Some(name) => named(name)?,
+        let mut config = match named {
+            Some(config) => config,
             None => usual_model(splits.train.as_ref())?,
         };
         if name.is_none() {
@@ -150,11 +163,11 @@ impl Setup {
         }
         if recipe.is_pretraining() {
             model::add_pretraining(&mut config, &recipe)?;
-        } else {
+        } else if !pairs::trains_on_pairs(&config) {
             config.architecture.set_classes(splits.train.classes().len());
         }
         let weights = first_weights(&config.architecture, &recipe)?;
-        Self::finish(settings, recipe, config, weights, splits, report, Origin::Scratch)
+        Self::finish(settings, recipe, config, weights, splits, report, Origin::Scratch)?.with_captions(None)
     }
 
     /// Fine-tuning as in the ViT paper: a new head that starts from zero, position embeddings resized.
@@ -188,12 +201,14 @@ impl Setup {
     }
 
     /// A run that is continued from its folder.
-    pub fn resume(run: &RunFolder, config: Config, changed: ChangedData) -> Result<Setup, TrainError> {
+    pub fn resume(run: &RunFolder, snapshot: &Snapshot, changed: ChangedData) -> Result<Setup, TrainError> {
+        let Snapshot { config, tokenizer, .. } = snapshot;
         let RunConfig { settings, mut recipe, .. } = RunConfig::of(run)?;
         // A run that was begun in one process.
         recipe.parts = recipe.parts.max(1);
         let classes = match recipe.is_pretraining() {
             true => Classes::Optional,
+            false if pairs::trains_on_pairs(config) => Classes::Captions,
             false => Classes::Exactly(&config.labels),
         };
         let mut splits = open_data(&settings, None, recipe.seed, classes)?;
@@ -214,8 +229,9 @@ impl Setup {
                 }
             }
         }
-        let setup = Self::finish(settings, recipe, config, FirstWeights::Random, splits, report, Origin::Run)?;
-        Ok(Setup { unrecorded: fingerprint.is_none(), fingerprint, ..setup })
+        let (config, first) = (config.clone(), FirstWeights::Random);
+        let setup = Self::finish(settings, recipe, config, first, splits, report, Origin::Run)?;
+        Setup { unrecorded: fingerprint.is_none(), fingerprint, ..setup }.with_captions(tokenizer.clone())
     }
 
     /// Decides into how many parts a batch is cut if the recipe leaves it open, and checks that the processes can share
@@ -282,18 +298,18 @@ impl Setup {
         origin: Origin,
     ) -> Result<Setup, TrainError> {
         let Splits { train, validation, unused, report: data_report, .. } = splits;
-        let pretraining = recipe.is_pretraining();
-        config.labels = if pretraining { Vec::new() } else { train.classes().to_vec() };
+        let classifier = !recipe.is_pretraining() && !pairs::trains_on_pairs(&config);
+        config.labels = if classifier { train.classes().to_vec() } else { Vec::new() };
         if origin != Origin::Run {
             let model = config.name.as_deref().unwrap_or(&settings.model);
             report.extend(recipe.leave_out_unfollowed(model, &config.architecture, origin == Origin::Scratch)?);
         }
         recipe.apply_to(&mut config.architecture);
-        config.problem_type = match train.is_multi_label() && !pretraining {
+        config.problem_type = match train.is_multi_label() && classifier {
             true => ProblemType::MultiLabel,
             false => ProblemType::SingleLabel,
         };
-        if !pretraining {
+        if classifier {
             report.extend(adapt_objective(&mut recipe, &settings.data, &train)?);
         }
         report.extend(adapt_batch(&mut recipe, train.len()));
@@ -307,6 +323,8 @@ impl Setup {
             settings,
             recipe,
             config,
+            tokenizer: None,
+            captions: None,
             weights,
             train,
             validation,

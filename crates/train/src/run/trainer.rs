@@ -380,6 +380,7 @@ pub struct Estimate {
 
 /// Estimates the time of a run by taking a few steps, which are discarded.
 pub fn estimate(device: &dyn Device, setup: &mut Setup, options: &TrainerOptions) -> Result<Estimate, TrainError> {
+    device.connect()?;
     let mut session = Session::new(device, setup, None, options)?;
     let mut times = Vec::new();
     for _ in 0..session.steps.min(5) {

@@ -1,7 +1,7 @@
 //! Optimisers: their settings in a recipe, the update of every parameter in a training step, and its state.
 
 use serde::{Deserialize, Serialize};
-use vit_graph::ops::{Adam, Lion, MovingAverage, OptimiserUpdate, Parameter, Scale, Sgd};
+use vit_graph::ops::{Adam, Lion, MovingAverage, OptimiserUpdate, Parameter, Scale, Sgd, Unary};
 use vit_graph::{Graph, GraphError, Init, Value};
 
 use crate::step::groups::{DecayOn, rate_factors};
@@ -30,6 +30,8 @@ pub struct OptimiserSettings {
     pub momentum: f64,
     pub nesterov: bool,
     pub weight_decay: f64,
+    #[serde(default)]
+    pub weight_decay_end: f64,
     pub decay_on: DecayOn,
     pub layer_decay: f64,
     pub clip: f64,
@@ -37,13 +39,14 @@ pub struct OptimiserSettings {
 
 impl OptimiserSettings {
     /// Its keys with their meaning.
-    pub(crate) const KEYS: [(&'static str, &'static str); 9] = [
+    pub(crate) const KEYS: [(&'static str, &'static str); 10] = [
         ("optimiser.method", "adamw, adam, lamb, lion or sgd"),
         ("optimiser.betas", "adamw, adam, lamb, lion: decay of the moments; 0.9 and 0.99 in lion's paper"),
         ("optimiser.epsilon", "adamw, adam, lamb: added to the root of the second moment"),
         ("optimiser.momentum", "sgd: decay of the momentum buffer"),
         ("optimiser.nesterov", "sgd: Nesterov momentum"),
         ("optimiser.weight_decay", "weight decay"),
+        ("optimiser.weight_decay_end", "adamw, lion: the last weight decay, approached along a cosine; 0: constant"),
         ("optimiser.decay_on", "weights, matrices (tokens and positions too) or everything"),
         ("optimiser.layer_decay", "the rate's factor for each layer below the head; 1: none"),
         ("optimiser.clip", "largest global norm of gradients; 0: none"),
@@ -121,15 +124,19 @@ pub(crate) struct UpdateInputs {
     pub norm: Value,
     /// The decay of moving averages, if there are any.
     pub average_decay: Option<Value>,
+    /// The weight decay, if it has a schedule.
+    pub weight_decay: Option<Value>,
 }
 
 impl Optimiser {
-    /// The update of one parameter, and the suffixes of its state's names.
-    fn op(&self, parameter: &Parameter) -> (OptimiserUpdate, &'static [&'static str]) {
+    /// The update of one parameter, and the suffixes of its state's names. With a scheduled weight decay, that of the update is
+    /// a factor of 0 or 1.
+    fn op(&self, parameter: &Parameter, scheduled_decay: bool) -> (OptimiserUpdate, &'static [&'static str]) {
         let decays = self.decay_on.includes(&parameter.name, &parameter.shape);
-        let (weight_decay, clip) = (if decays { self.weight_decay } else { 0.0 }, self.clip);
+        let weight_decay = if scheduled_decay { 1.0 } else { self.weight_decay };
+        let (weight_decay, clip) = (if decays { weight_decay } else { 0.0 }, self.clip);
         let adam = |[beta1, beta2, epsilon]: [f32; 3], decoupled, trust_ratio| {
-            let op = Adam { beta1, beta2, epsilon, weight_decay, decoupled, trust_ratio, clip };
+            let op = Adam { beta1, beta2, epsilon, weight_decay, decoupled, scheduled_decay, trust_ratio, clip };
             (op.into(), &["adam_mean", "adam_variance"][..])
         };
         match self.method {
@@ -137,7 +144,7 @@ impl Optimiser {
             OptimiserMethod::Adam { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], false, false),
             OptimiserMethod::Lamb { beta1, beta2, epsilon } => adam([beta1, beta2, epsilon], true, weight_decay != 0.0),
             OptimiserMethod::Lion { beta1, beta2 } => {
-                (Lion { beta1, beta2, weight_decay, clip }.into(), &["lion_momentum"])
+                (Lion { beta1, beta2, weight_decay, scheduled_decay, clip }.into(), &["lion_momentum"])
             }
             OptimiserMethod::Sgd { momentum, dampening, nesterov } => {
                 (Sgd { momentum, dampening, nesterov, weight_decay, clip }.into(), &["sgd_buffer"])
@@ -179,19 +186,24 @@ impl Optimiser {
                     None => graph.value(Parameter::new(name, trained.updated_shape(), Init::Zeros), &[]),
                 }
             };
-            let (op, suffixes) = self.op(parameter);
+            let (op, suffixes) = self.op(parameter, inputs.weight_decay.is_some());
             let state_values = suffixes.iter().map(|suffix| state(graph, suffix)).collect::<Result<Vec<Value>, _>>()?;
             let mut operands = vec![trained.updated(graph)?, gradient];
             operands.extend(&state_values);
             operands.extend([rate, inputs.step, inputs.norm]);
+            operands.extend(inputs.weight_decay.filter(|_| op.scheduled_decay()));
             let node = graph.add(op, &operands)?;
-            trained.update(graph, Value { node, output: 0 })?;
+            let mut new = Value { node, output: 0 };
+            if let Some(max) = trained.max {
+                new = graph.value(Unary::AtMost(max), &[new])?;
+            }
+            trained.update(graph, new)?;
             for (i, target) in state_values.into_iter().enumerate() {
                 graph.update(target, Value { node, output: i + 1 })?;
             }
             if let Some(decay) = inputs.average_decay {
                 let average = state(graph, "average")?;
-                let new = graph.value(MovingAverage, &[average, Value { node, output: 0 }, decay, inputs.norm])?;
+                let new = graph.value(MovingAverage, &[average, new, decay, inputs.norm])?;
                 graph.update(average, new)?;
             }
         }
@@ -244,8 +256,8 @@ mod tests {
         let mut compared = 0;
         for case in recorded["cases"].as_array().unwrap() {
             let average = case["average_settings"].as_object().map(|settings| Average {
-                decay: settings["decay"].as_f64().unwrap() as f32,
                 warmup: settings.get("use_warmup").is_some(),
+                ..Average::constant(settings["decay"].as_f64().unwrap())
             });
             let mut graph = Graph::new();
             let input = |graph: &mut Graph, name: &str, shape: &Shape| {
@@ -258,7 +270,7 @@ mod tests {
                 TrainedParameter::add(&mut graph, &Parameter::new(name, shape, Init::Zeros), None).unwrap()
             });
             let norm = graph.value(GlobalNorm, &gradients).unwrap();
-            let inputs = UpdateInputs { rate, step, norm, average_decay: average.map(|_| decay) };
+            let inputs = UpdateInputs { rate, step, norm, average_decay: average.map(|_| decay), weight_decay: None };
             let names = shapes.clone().map(|(name, _)| name);
             let state = optimiser(case).build(&mut graph, &parameters, &gradients, &names, &inputs).unwrap();
 

@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use vit_graph::autodiff::{FinishGradient, finish_gradients};
 use vit_graph::ops::{AllReduce, Binary, Op, Reshape, Scale, Slice, SyncedParts};
 use vit_graph::{Graph, GraphError, Inlined, Inlining, Node, Value};
+use vit_models::clip::Clip;
 use vit_models::vit::Vit;
 
 use super::objective::Heads;
 use super::objective::pretraining::MaskedPrediction;
-use super::objective::pretraining::self_distillation::{CENTRE, SelfDistillationPasses};
+use super::objective::pretraining::self_distillation::{CENTRE, SelfDistillationPasses, TeacherState};
 use super::part_sums::PartTree;
 use super::sharding::{GradientSlices, TrainedParameter};
 use super::{Inputs, StepError, StepOptions};
@@ -32,11 +33,15 @@ pub(super) enum PassObjective<'a> {
     Labels,
     /// The masked patches of the images.
     Masked(&'a Vit),
+    /// Which images and texts of the batch are pairs.
+    Pairs(&'a Clip),
     /// Other crops of the images.
     SelfDistillation {
         passes: Box<SelfDistillationPasses>,
         /// The moving averages of the parameters by name.
         averages: HashMap<String, Value>,
+        /// One over the temperature of the teacher's outputs.
+        sharpness: Value,
     },
 }
 
@@ -52,6 +57,9 @@ pub(super) struct BatchSums {
 impl Passes<'_> {
     /// Adds all passes to the graph; `logits` takes those of each micro-batch.
     pub fn build(&self, graph: &mut Graph, logits: &mut Vec<Value>) -> Result<BatchSums, StepError> {
+        if let PassObjective::Pairs(clip) = self.objective {
+            return self.contrasted(graph, clip);
+        }
         let is_norm = |node: &Node| matches!(node.op, Op::BatchNorm(_));
         let synced = self.options.sync_batch_norm && self.options.parts.count > 1;
         if synced && self.forward.nodes().iter().any(is_norm) {
@@ -103,7 +111,7 @@ impl Passes<'_> {
     }
 
     /// The same of a gradient; of one that is updated in slices, only this process's slice is complete.
-    fn exchanged_gradient(
+    pub(super) fn exchanged_gradient(
         &self,
         graph: &mut Graph,
         i: usize,
@@ -118,7 +126,7 @@ impl Passes<'_> {
     }
 
     /// The trained parameters by name.
-    fn named<'a>(&'a self, values: &'a [Value]) -> Vec<(&'a str, Value)> {
+    pub(super) fn named<'a>(&'a self, values: &'a [Value]) -> Vec<(&'a str, Value)> {
         self.trained.iter().map(|trained| trained.parameter.name.as_str()).zip(values.iter().copied()).collect()
     }
 
@@ -157,11 +165,12 @@ impl Passes<'_> {
         statistics: &mut Statistics,
     ) -> Result<(Value, Option<Value>), GraphError> {
         let MicroBatch { inlining, sources } = self.micro_batch(graph, micro_batch, statistics, self.wrt)?;
-        if let PassObjective::SelfDistillation { passes, averages } = &self.objective {
+        if let PassObjective::SelfDistillation { passes, averages, sharpness } = &self.objective {
             let centre = statistics.0.first().map(|(_, centre)| *centre);
             let centre = centre.map_or_else(|| graph.parameter(CENTRE), Ok)?;
             let streams = micro_batch as u32 * passes.random_streams();
-            let (loss, centre) = passes.loss(graph, sources.image, self.inputs.seed, streams, averages, centre)?;
+            let state = TeacherState { averages, sharpness: *sharpness, centre };
+            let (loss, centre) = passes.loss(graph, sources.image, self.inputs.seed, streams, state)?;
             statistics.0 = vec![(CENTRE.to_string(), centre)];
             return Ok((self.share(graph, loss)?, None));
         }
@@ -235,7 +244,7 @@ impl Passes<'_> {
     }
 
     /// The slices of the step's inputs that a micro-batch consists of, and the trained parameters that it reads.
-    fn micro_batch<'a>(
+    pub(super) fn micro_batch<'a>(
         &'a self,
         graph: &mut Graph,
         micro_batch: usize,
@@ -255,7 +264,8 @@ impl Passes<'_> {
         let teacher = inputs.teacher.map(own).transpose()?;
         let known = statistics.0.iter().map(|(name, value)| (name.as_str(), *value));
         let given = [("image", image)].into_iter().chain(inputs.seed.map(|seed| ("seed", seed))).chain(known);
-        let given = given.chain(self.named(parameters)).collect();
+        let texts = inputs.pairs.iter().flat_map(|pairs| pairs.of_part(micro_batch - first));
+        let given = given.chain(self.named(parameters)).chain(texts).collect();
         let inlining = Inlining { given, streams: micro_batch as u32 * forward.random_streams() };
         Ok(MicroBatch { inlining, sources: LossSources { image, targets, teacher } })
     }
@@ -301,8 +311,8 @@ fn sum(graph: &mut Graph, of_parts: &[Value]) -> Result<Value, GraphError> {
 }
 
 /// The operands of a forward pass and its loss.
-struct MicroBatch<'a> {
-    inlining: Inlining<'a>,
+pub(super) struct MicroBatch<'a> {
+    pub inlining: Inlining<'a>,
     sources: LossSources,
 }
 
@@ -316,7 +326,7 @@ struct LossSources {
 
 /// The running statistics of batch norms, carried from one micro-batch of a part to the next.
 #[derive(Default)]
-struct Statistics(Vec<(String, Value)>);
+pub(super) struct Statistics(Vec<(String, Value)>);
 
 impl Statistics {
     /// Those after an inlined forward pass.

@@ -46,6 +46,25 @@ pub struct Schedule {
     pub decay: Decay,
 }
 
+/// A value that goes from one to another along half a period of the cosine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct CosineRamp {
+    /// The first value.
+    pub from: f64,
+    /// The value after the last step.
+    pub to: f64,
+    /// All steps.
+    pub steps: u64,
+}
+
+impl CosineRamp {
+    /// The value at a step, counted from 0.
+    pub fn at(&self, step: u64) -> f64 {
+        let progress = (step as f64 / self.steps.max(1) as f64).min(1.0);
+        self.to + (self.from - self.to) * 0.5 * (1.0 + (PI * progress).cos())
+    }
+}
+
 impl Schedule {
     /// The rate at a step, counted from 0.
     pub fn rate(&self, step: u64) -> f64 {

@@ -66,6 +66,8 @@ pub(crate) struct TrainedParameter {
     pub whole: Value,
     /// The slices in which it is updated.
     pub shards: Option<Shards>,
+    /// The value to which it is clipped after each step.
+    pub max: Option<f32>,
 }
 
 impl TrainedParameter {
@@ -83,7 +85,7 @@ impl TrainedParameter {
                 (value, value)
             }
         };
-        Ok(TrainedParameter { parameter: parameter.clone(), stored, whole, shards })
+        Ok(TrainedParameter { parameter: parameter.clone(), stored, whole, shards, max: None })
     }
 
     /// The shape in which it is updated.

@@ -52,6 +52,7 @@ pub fn settings(data: &Path) -> RunSettings {
         model: "P/4@16".into(),
         data: data.into(),
         validation: None,
+        template: None,
         validation_fraction: 0.2,
         fraction: 1.0,
         max_unreadable: 0.05,
@@ -156,7 +157,7 @@ impl Scene {
     ) -> Result<Finished, TrainError> {
         let run = RunFolder::resume(self.folder.path().join(name))?;
         let snapshot = run.last().open()?.snapshot;
-        let mut setup = Setup::resume(&run, snapshot.config.clone(), changed)?;
+        let mut setup = Setup::resume(&run, &snapshot, changed)?;
         let stop = AtomicBool::new(false);
         let mut observer = StopAfter { steps: stop_after, stop: &stop };
         train(self.device(threads).as_ref(), &mut setup, &run, Some(snapshot), &options(threads), &mut observer, &stop)

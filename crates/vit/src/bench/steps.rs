@@ -8,7 +8,7 @@ use vit_graph::{Graph, GraphError, Init};
 use vit_models::Mode;
 use vit_models::clip::{Clip, PairExtents};
 use vit_system::host::{self, FreeMemory, MemoryLimit};
-use vit_train::{Recipe, StepOptions, TrainError, TrainingStep};
+use vit_train::{StepOptions, TrainingStep};
 
 use super::{BenchOptions, quantile, repeat};
 use crate::Error;
@@ -60,7 +60,7 @@ pub(super) fn training_graph(options: &BenchOptions) -> Result<Graph, Error> {
         config.architecture.set_classes(1000);
     }
     let how = match &options.recipe {
-        Some(name) => Recipe::named(name).map_err(TrainError::from)?.step_of(&mut config)?,
+        Some(recipe) => recipe.step_of(&mut config)?,
         None => StepOptions::default(),
     };
     let how = StepOptions { recompute: options.recompute, exchange: options.nccl, ..how };

@@ -10,7 +10,7 @@
 //
 // Macros (lower/attention/tiling.rs):
 //   HEAD_DIM       a multiple of 8, at most 128
-//   ROWS           rows of a slot, a multiple of 16, at most 208
+//   ROWS           rows of a slot, a multiple of 16, at most 320
 //   TILES          tiles of a unit, TILES * 64 < ROWS + 64
 //   WARPGROUPS     consumers; as many as TILES where SINGLE is 0
 //   SLOTS          slots of the ring
@@ -27,6 +27,9 @@ constexpr int CHUNK = D % 64 == 0 ? 64 : D % 32 == 0 ? 32 : 16;
 constexpr int PITCH = CHUNK * 2;
 constexpr int CHUNK_BYTES = ROWS * PITCH;
 constexpr int SLOT_BYTES = ROWS * D * 2;
+// A slot is filled by one box of TMA, or by two, since a box has at most 256 rows.
+constexpr int BOXES = ROWS > 256 ? 2 : 1;
+constexpr int BOX_ROWS = ROWS / BOXES;
 // The last tile may read past its slot, into rows whose results are discarded.
 constexpr int OVERREAD = TILES * 64 > ROWS ? (TILES * 64 - ROWS) * PITCH : 0;
 constexpr int CONSUMERS = WARPGROUPS * 128;
@@ -44,17 +47,22 @@ static __device__ __forceinline__ u64 offset(u32 descriptor, int bytes) {
     return (u64)upper << 32 | (descriptor + bytes / 16);
 }
 
-// sums[64][N] = A[64][D] B[N][D]^T for rows of two slots at addresses a and b, N up to 256.
+// sums[64][N] (+)= A[64][16] B[N][16]^T for operands at byte offsets from descriptors, in as few wgmma of at most 128
+// columns as there can be.
+template <int N>
+static __device__ __forceinline__ void multiply_columns(float *sums, u32 left, int a, u32 right, int b, bool add) {
+    constexpr int PARTS = (N + 127) / 128, FIRST = PARTS == 1 ? N : (N / PARTS + 15) / 16 * 16;
+    Wgmma<FIRST>::ss(sums, offset(left, a), offset(right, b), add);
+    if constexpr (FIRST < N) multiply_columns<N - FIRST>(sums + FIRST / 2, left, a, right, b + FIRST * PITCH, add);
+}
+
+// sums[64][N] = A[64][D] B[N][D]^T for rows of two slots at addresses a and b.
 template <int N> static __device__ __forceinline__ void multiply_rows(float *sums, u32 a, u32 b) {
-    constexpr int FIRST = N <= 128 ? N : (N / 2 + 15) / 16 * 16;
     const u32 left = descriptor(a), right = descriptor(b);
 #pragma unroll
     for (int k = 0; k < D; k += 16) {
         const int k_offset = k / CHUNK * CHUNK_BYTES + k % CHUNK * 2;
-        Wgmma<FIRST>::ss(sums, offset(left, k_offset), offset(right, k_offset), k > 0);
-        if constexpr (FIRST < N)
-            Wgmma<N - FIRST>::ss(sums + FIRST / 2, offset(left, k_offset), offset(right, FIRST * PITCH + k_offset),
-                                 k > 0);
+        multiply_columns<N>(sums, left, k_offset, right, k_offset, k > 0);
     }
 }
 
@@ -104,7 +112,10 @@ struct Ring {
         mbarrier_expect_tx(full + use.slot * 8, SLOT_BYTES);
 #pragma unroll
         for (int c = 0; c < D; c += CHUNK)
-            tma_load(address(use) + c / CHUNK * CHUNK_BYTES, map, full + use.slot * 8, c, head, row, sample);
+#pragma unroll
+            for (int box = 0; box < BOXES; box++)
+                tma_load(address(use) + c / CHUNK * CHUNK_BYTES + box * BOX_ROWS * PITCH, map, full + use.slot * 8, c,
+                         head, row + box * BOX_ROWS, sample);
     }
 };
 

@@ -1,14 +1,15 @@
-// Attention with bias and dropout for up to 256 tokens, in 16 bits, with mma.sync (Ampere and later). Scores are never
-// written to device memory, sums are f32, and there are no atomics: two runs give the same bits.
+// Attention in bf16 for up to 256 tokens, with or without bias and dropout, with mma.sync (Ampere and later). Scores
+// are never written to device memory, sums are f32, and there are no atomics: two runs give the same bits.
 //
 // A block has one head, one group of samples that share a bias, and one resident tile of up to 64 queries (or keys), 16
 // for each warp. It loops over the samples of its split, so that the bias is read once and its gradient is summed in
-// place. For each sample, the keys (or queries) are streamed in tiles, each prefetched into shared memory while the one
-// before is multiplied. Compiled after instructions.cu. Kernels number the pairs of sample and streamed tile as `item`.
+// shared memory or registers. For each sample, the keys (or queries) are streamed in tiles, each prefetched into shared
+// memory while the one before is multiplied. Compiled after instructions.cu. Kernels number the pairs of sample and
+// streamed tile as `item`.
 //
-// Macros (lower/attention/mma.rs):
-//   ELEMENT        storage type of all operands and results but the bias
-//   HEAD_DIM           the head size, a multiple of 8, at most 128
+// Macros (lower/attention/mma.rs; ELEMENT has the default of compile/sources.rs):
+//   ELEMENT        storage type of q, k, v, the result and their gradients; statistics and partial sums are f32
+//   HEAD_DIM       the head size, a multiple of 8, at most 128
 //   QUERIES, KEYS  tokens, at most 256
 //   B              storage type of the bias
 //   BIAS, DROPOUT  1 with a bias, with dropout
@@ -16,7 +17,9 @@
 
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
-// Tokens of a resident tile, in steps of a warp's 16 rows, and of a streamed tile.
+// Tokens are divided evenly among tiles. A resident tile has them in steps of a warp's 16 rows. A streamed one has N,
+// in steps of 8, the n of mma, and round_up(N, 16) rows in shared memory, since the next product has N as its k, in
+// steps of 16.
 constexpr __device__ int resident_rows(int tokens) {
     return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16);
 }
@@ -42,7 +45,7 @@ struct AttentionShape {
     u64 dq_stride, dk_stride, dv_stride;
 };
 
-// A block's head, resident tile, group, and `count` samples of the group from first_sample on.
+// A block's head, resident tile, group, and `count` samples from first_sample on, counted within the group.
 struct BlockWork {
     u32 head, tile, group, first_sample, count;
 
@@ -83,7 +86,8 @@ static __device__ __forceinline__ void load_a_rows(u32 (&a)[D / 16][4], const u8
     for (int k = 0; k < D / 16; k++) ldmatrix_x4(a[k], address + k * 32);
 }
 
-// sums[16][N] = A[16][D] tile[N][D]^T
+// sums[16][N] = A[16][D] tile[N][D]^T. The tile has round_up(N, 16) rows: if N / 8 is odd, 8 more are loaded and not
+// used.
 template <int N>
 static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], const u32 (&a)[D / 16][4],
                                                      const u8* tile) {
@@ -106,7 +110,7 @@ static __device__ __forceinline__ void multiply_rows(float (&sums)[N / 8][4], co
     }
 }
 
-// sums[16][D] += A[16][16 K] tile[16 K][D]
+// sums[16][D] += A[16][16 K] tile[16 K][D]. Rows past the tokens add nothing: copy_rows_async makes them 0.
 template <int K>
 static __device__ __forceinline__ void accumulate(float (&sums)[D / 8][4], const u32 (&a)[K][4], const u8* tile) {
     const int lane = threadIdx.x % 32;
@@ -155,6 +159,7 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
             u32 w[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
+                // Past D any register will do: the lane that it goes to does not store it.
                 const int n = first + i < D / 8 ? first + i : 0;
                 w[i] = pack_pair<ELEMENT>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
             }
@@ -165,7 +170,8 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
     }
 }
 
-// Pairs of values for the scores of each thread, in shared memory that only this thread accesses: [pairs][THREADS][2].
+// A value for each score of a thread (its bias, or a sum of its gradient), in pairs of adjacent columns, in shared
+// memory that only this thread accesses: [pairs][THREADS][2].
 template <class T, int THREADS> struct ThreadPairs {
     T* memory;
 
@@ -177,7 +183,8 @@ template <class T, int THREADS> struct ThreadPairs {
     }
 };
 
-// The dropout factor of the weight of key j for query i.
+// The dropout factor of the weight of key j for query i. first_row is the row of query 0 in scores
+// [batch, heads, QUERIES][KEYS], whose elements the mask numbers.
 static __device__ __forceinline__ float dropout_factor(const Mask& mask, const u32* seed, u64 first_row, int i, int j) {
     if (!DROPOUT || i >= QUERIES || j >= KEYS) return 1.0f;
     return mask_factor(mask, seed, (first_row + i) * KEYS + j);

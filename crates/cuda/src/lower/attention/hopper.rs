@@ -76,7 +76,7 @@ pub(super) fn forward(call: &AttentionCall, address: u64, out: &Operand, lse: u6
     let scale = if out.storage == Storage::E4m3 { out.scales } else { 0 };
     let arguments = call.sizes(KernelArguments::new().pointers(&[address, lse, scale]));
     let variant = tiling.variant().with("ELEMENT", call.storage.name()).with("OUT", out.storage.name());
-    push_variant(e, HopperKernel::Forward, &tiling, variant, call.maps(tiling.rows), arguments);
+    push_variant(e, HopperKernel::Forward, &tiling, variant, call.maps(tiling.box_rows()), arguments);
 }
 
 /// The gradients of query, key and value.
@@ -98,20 +98,20 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
             .u32(x.heads)
             .u32(x.queries)
             .f32(call.op.scale);
-        return push(e, HopperKernel::Backward, &tiling, with_dy(tiling.rows), arguments);
+        return push(e, HopperKernel::Backward, &tiling, with_dy(tiling.box_rows()), arguments);
     }
     let delta = e.scratch(4 * x.score_rows());
     let tiling = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
     let arguments = call.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.stride));
-    push(e, HopperKernel::BackwardQueries, &tiling, with_dy(tiling.rows), arguments);
+    push(e, HopperKernel::BackwardQueries, &tiling, with_dy(tiling.box_rows()), arguments);
     let tiling = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
     let arguments = call.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.stride));
-    push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.rows), arguments);
+    push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.box_rows()), arguments);
 }
 
 /// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for
-/// every multiprocessor. For small heads, the two were faster in measurements on an H200; above 64, its tilings are not
-/// tested.
+/// every multiprocessor. For small heads, the two were faster in measurements on an H200 (over 261 tokens with heads of
+/// 64 they took 1.54 times as long); above 64, its tilings are not tested.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys
         && x.keys <= MAX_SLOT_ROWS
@@ -126,6 +126,10 @@ pub(crate) fn hopper_variants() -> Vec<KernelVariant> {
         (1, 197, 197, 64),
         (70, 65, 65, 32),
         (40, 50, 50, 64),
+        (128, 261, 261, 64),
+        (1, 261, 261, 64),
+        (64, 320, 320, 48),
+        (64, 209, 209, 40),
         (2, 577, 577, 64),
         (2, 5, 5, 24),
         (1, 1, 1, 8),

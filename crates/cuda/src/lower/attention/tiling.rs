@@ -10,8 +10,14 @@ use crate::run::tensor_map::box_columns;
 const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
-/// The most tokens of a slot: the scores of a tile must fit the registers.
-pub(super) const MAX_SLOT_ROWS: usize = 208;
+/// The most tokens of a slot for two warpgroups: above [`MAX_SLOT_ROWS_OF_THREE`], they have the registers for the scores.
+pub(super) const MAX_SLOT_ROWS: usize = 320;
+
+/// The most tokens of a slot for three warpgroups: the scores of a tile must fit the registers.
+const MAX_SLOT_ROWS_OF_THREE: usize = 208;
+
+/// The most rows of a box of TMA.
+const MAX_BOX_ROWS: usize = 256;
 
 /// Tokens of a tile: the rows of one wgmma.
 const TILE: usize = 64;
@@ -106,10 +112,22 @@ impl HopperTiling {
         // The registers of consumers bound slot rows, warpgroups and steps: accumulators grow with the head size,
         // scores with the rows of a slot or step.
         let max_head_dim = if kernel == HopperKernel::Forward { 128 } else { 96 };
-        let max_rows = if padded_head_dim <= max_head_dim { MAX_SLOT_ROWS } else { 128 };
+        // One slot for all keys: on an H200, the forward kernel over 257 to 261 tokens takes 0.75 of its time with two.
+        let whole_rows = match kernel {
+            HopperKernel::Forward | HopperKernel::Backward if padded_head_dim <= 64 => MAX_SLOT_ROWS,
+            HopperKernel::Forward if padded_head_dim <= 80 => 272,
+            _ => 0,
+        };
+        let max_rows = match padded_head_dim {
+            _ if streamed <= whole_rows => whole_rows,
+            _ if padded_head_dim <= max_head_dim => MAX_SLOT_ROWS_OF_THREE,
+            _ => 128,
+        };
         let several_slots = streamed > max_rows;
         // With several slots, the forward kernel has its accumulators in registers beside the scores of a whole slot.
-        let wide = padded_head_dim > 64 || (kernel == HopperKernel::Forward && several_slots);
+        let wide = padded_head_dim > 64
+            || (kernel == HopperKernel::Forward && several_slots)
+            || (!several_slots && streamed > MAX_SLOT_ROWS_OF_THREE);
         let (rows, mut tiles, mut warpgroups, single) =
             slots_of(resident, streamed, max_rows, if wide { 2 } else { 3 });
         if kernel == HopperKernel::BackwardKeys {
@@ -179,6 +197,11 @@ impl HopperTiling {
         1024 + self.slots * self.slot_bytes() + overread + 16 * self.rows + 16 * self.slots + 64
     }
 
+    /// Rows of a box: a slot is filled by one, or by two.
+    pub fn box_rows(&self) -> usize {
+        self.rows / if self.rows > MAX_BOX_ROWS { 2 } else { 1 }
+    }
+
     /// Threads of a block.
     pub fn threads(&self) -> usize {
         (self.warpgroups + 1) * 128
@@ -228,7 +251,11 @@ mod tests {
         let p = HopperTiling::new(kernel, x, multiprocessors);
         let text = format!("{p:?} for {x:?}");
         assert!(
-            p.rows.is_multiple_of(16) && p.rows <= MAX_SLOT_ROWS && p.tiles >= 1 && p.tiles * 64 < p.rows + 64,
+            p.rows.is_multiple_of(16)
+                && p.rows <= MAX_SLOT_ROWS
+                && p.box_rows() <= MAX_BOX_ROWS
+                && p.tiles >= 1
+                && p.tiles * 64 < p.rows + 64,
             "{text}"
         );
         assert!(p.shared() <= p.shared_limit() && p.shared() <= 227 << 10, "{text}");

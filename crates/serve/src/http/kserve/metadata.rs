@@ -15,76 +15,76 @@ use crate::http::problem::Problem;
 /// The server.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ServerMetadata {
-    name: &'static str,
-    version: &'static str,
+    pub name: &'static str,
+    pub version: &'static str,
     /// Extensions of the protocol.
-    extensions: Vec<&'static str>,
+    pub extensions: Vec<&'static str>,
 }
 
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelMetadata {
-    name: String,
-    versions: Vec<String>,
-    platform: &'static str,
+    pub name: String,
+    pub versions: Vec<String>,
+    pub platform: &'static str,
     /// One of them is given.
-    inputs: Vec<TensorMetadata>,
-    outputs: Vec<TensorMetadata>,
+    pub inputs: Vec<TensorMetadata>,
+    pub outputs: Vec<TensorMetadata>,
 }
 
 /// An input or output.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TensorMetadata {
-    name: &'static str,
-    datatype: &'static str,
+    pub name: &'static str,
+    pub datatype: &'static str,
     /// -1 is the number of images.
-    shape: Vec<i64>,
+    pub shape: Vec<i64>,
 }
 
 /// The configuration of a model, as Triton gives it.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelConfig {
-    name: String,
-    platform: &'static str,
-    backend: &'static str,
-    max_batch_size: usize,
-    input: Vec<TensorConfig>,
-    output: Vec<TensorConfig>,
-    instance_group: Vec<InstanceGroup>,
-    dynamic_batching: DynamicBatching,
+    pub name: String,
+    pub platform: &'static str,
+    pub backend: &'static str,
+    pub max_batch_size: usize,
+    pub input: Vec<TensorConfig>,
+    pub output: Vec<TensorConfig>,
+    pub instance_group: Vec<InstanceGroup>,
+    pub dynamic_batching: DynamicBatching,
 }
 
 /// An input or output of one image.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TensorConfig {
-    name: &'static str,
-    data_type: String,
-    dims: Vec<i64>,
-    optional: bool,
+    pub name: &'static str,
+    pub data_type: String,
+    pub dims: Vec<i64>,
+    pub optional: bool,
 }
 
 /// Replicas of a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InstanceGroup {
-    name: String,
-    kind: &'static str,
-    count: usize,
+    pub name: String,
+    pub kind: &'static str,
+    pub count: usize,
 }
 
 /// How images become batches.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DynamicBatching {
-    preferred_batch_size: Vec<usize>,
-    max_queue_delay_microseconds: u64,
+    pub preferred_batch_size: Vec<usize>,
+    pub max_queue_delay_microseconds: u64,
 }
 
 /// A model of the repository.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct RepositoryEntry {
-    name: String,
-    version: String,
-    state: &'static str,
-    reason: &'static str,
+    pub name: String,
+    pub version: String,
+    pub state: &'static str,
+    pub reason: &'static str,
 }
 
 /// The server
@@ -93,9 +93,15 @@ pub struct RepositoryEntry {
     responses((status = 200, description = "Name, version and extensions", body = ServerMetadata)),
 )]
 pub async fn metadata() -> Json<ServerMetadata> {
-    let extensions =
-        vec!["binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"];
-    Json(ServerMetadata { name: "vit", version: env!("CARGO_PKG_VERSION"), extensions })
+    Json(ServerMetadata::new())
+}
+
+impl ServerMetadata {
+    pub fn new() -> Self {
+        let extensions =
+            vec!["binary_tensor_data", "classification", "model_configuration", "model_repository", "statistics"];
+        Self { name: "vit", version: env!("CARGO_PKG_VERSION"), extensions }
+    }
 }
 
 /// Inputs and outputs of a model
@@ -108,20 +114,24 @@ pub async fn model_metadata(
     State(app): State<Arc<App>>,
     Path(path): Path<ModelPath>,
 ) -> Result<Json<ModelMetadata>, Problem> {
-    let model = path.find(&app)?;
-    let card = model.card();
-    let batched = |TensorSpec { name, datatype, dims }: TensorSpec| TensorMetadata {
-        name,
-        datatype,
-        shape: [vec![-1], dims].concat(),
-    };
-    Ok(Json(ModelMetadata {
-        name: card.name.clone(),
-        versions: vec![card.version.clone()],
-        platform: "vit",
-        inputs: inputs(card).map(batched).into(),
-        outputs: outputs(card).into_iter().map(batched).collect(),
-    }))
+    Ok(Json(ModelMetadata::of(path.find(&app)?.card())))
+}
+
+impl ModelMetadata {
+    pub fn of(card: &ModelCard) -> Self {
+        let batched = |TensorSpec { name, datatype, dims }: TensorSpec| TensorMetadata {
+            name,
+            datatype,
+            shape: [vec![-1], dims].concat(),
+        };
+        Self {
+            name: card.name.clone(),
+            versions: vec![card.version.clone()],
+            platform: "vit",
+            inputs: inputs(card).map(batched).into(),
+            outputs: outputs(card).into_iter().map(batched).collect(),
+        }
+    }
 }
 
 /// The configuration of a model
@@ -131,31 +141,35 @@ pub async fn model_metadata(
     responses((status = 200, description = "As Triton gives it", body = ModelConfig)),
 )]
 pub async fn config(State(app): State<Arc<App>>, Path(path): Path<ModelPath>) -> Result<Json<ModelConfig>, Problem> {
-    let model = path.find(&app)?;
-    let card = model.card();
-    let tensor = |optional: bool| {
-        move |TensorSpec { name, datatype, dims }: TensorSpec| {
-            let data_type = if datatype == "BYTES" { "STRING" } else { datatype };
-            let dims = if dims.is_empty() { vec![1] } else { dims };
-            TensorConfig { name, data_type: format!("TYPE_{data_type}"), dims, optional }
+    Ok(Json(ModelConfig::of(path.find(&app)?.card())))
+}
+
+impl ModelConfig {
+    pub fn of(card: &ModelCard) -> Self {
+        let tensor = |optional: bool| {
+            move |TensorSpec { name, datatype, dims }: TensorSpec| {
+                let data_type = if datatype == "BYTES" { "STRING" } else { datatype };
+                let dims = if dims.is_empty() { vec![1] } else { dims };
+                TensorConfig { name, data_type: format!("TYPE_{data_type}"), dims, optional }
+            }
+        };
+        let kind = |device: &String| if device.starts_with("cpu") { "KIND_CPU" } else { "KIND_GPU" };
+        let group = |device: &String| InstanceGroup { name: device.clone(), kind: kind(device), count: 1 };
+        let preferred_batch_size: Vec<usize> = card.batches.iter().map(|(batch, _)| *batch).collect();
+        Self {
+            name: card.name.clone(),
+            platform: "vit",
+            backend: "vit",
+            max_batch_size: preferred_batch_size.iter().copied().max().unwrap_or(1),
+            input: inputs(card).map(tensor(true)).into(),
+            output: outputs(card).into_iter().map(tensor(false)).collect(),
+            instance_group: card.devices.iter().map(group).collect(),
+            dynamic_batching: DynamicBatching {
+                preferred_batch_size,
+                max_queue_delay_microseconds: card.max_delay.as_micros() as u64,
+            },
         }
-    };
-    let kind = |device: &String| if device.starts_with("cpu") { "KIND_CPU" } else { "KIND_GPU" };
-    let group = |device: &String| InstanceGroup { name: device.clone(), kind: kind(device), count: 1 };
-    let preferred_batch_size: Vec<usize> = card.batches.iter().map(|(batch, _)| *batch).collect();
-    Ok(Json(ModelConfig {
-        name: card.name.clone(),
-        platform: "vit",
-        backend: "vit",
-        max_batch_size: preferred_batch_size.iter().copied().max().unwrap_or(1),
-        input: inputs(card).map(tensor(true)).into(),
-        output: outputs(card).into_iter().map(tensor(false)).collect(),
-        instance_group: card.devices.iter().map(group).collect(),
-        dynamic_batching: DynamicBatching {
-            preferred_batch_size,
-            max_queue_delay_microseconds: card.max_delay.as_micros() as u64,
-        },
-    }))
+    }
 }
 
 /// All models
@@ -164,13 +178,13 @@ pub async fn config(State(app): State<Arc<App>>, Path(path): Path<ModelPath>) ->
     responses((status = 200, description = "Every model with its state", body = Vec<RepositoryEntry>)),
 )]
 pub async fn repository_index(State(app): State<Arc<App>>) -> Json<Vec<RepositoryEntry>> {
-    let entry = |card: &ModelCard| RepositoryEntry {
-        name: card.name.clone(),
-        version: card.version.clone(),
-        state: "READY",
-        reason: "",
-    };
-    Json(app.engine.models().iter().map(|model| entry(model.card())).collect())
+    Json(app.engine.models().iter().map(|model| RepositoryEntry::of(model.card())).collect())
+}
+
+impl RepositoryEntry {
+    pub fn of(card: &ModelCard) -> Self {
+        Self { name: card.name.clone(), version: card.version.clone(), state: "READY", reason: "" }
+    }
 }
 
 /// A tensor of one image.

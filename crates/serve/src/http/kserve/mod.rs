@@ -1,6 +1,9 @@
 //! The Open Inference Protocol, version 2, as KServe and Triton speak it.
 
+mod coding;
+pub mod grpc;
 mod infer;
+mod inference;
 mod metadata;
 mod request;
 mod response;
@@ -56,6 +59,12 @@ pub fn parse_inference(body: &bytes::Bytes, header_length: Option<usize>) -> Res
     request::parse(&header)?.images(&tensors, 3).map(drop)
 }
 
+/// All steps from a gRPC message to images.
+#[cfg(test)]
+pub fn parse_rpc(message: &bytes::Bytes) -> Result<(), Problem> {
+    grpc::parse(message.clone(), 3)
+}
+
 /// The model of a path.
 #[derive(Debug, Deserialize)]
 pub struct ModelPath {
@@ -66,15 +75,19 @@ pub struct ModelPath {
 
 impl ModelPath {
     fn find(&self, app: &App) -> Result<Arc<ServedModel>, Problem> {
-        let model = app.engine.model(Some(&self.model))?;
-        let served = &model.card().version;
-        match &self.version {
-            Some(version) if version != served => {
-                let detail = format!("The model is served in version {served} only.");
-                Err(Problem::new(ProblemKind::UnknownModel, detail))
-            }
-            _ => Ok(model),
+        find(app, &self.model, self.version.as_deref())
+    }
+}
+
+fn find(app: &App, name: &str, version: Option<&str>) -> Result<Arc<ServedModel>, Problem> {
+    let model = app.engine.model(Some(name))?;
+    let served = &model.card().version;
+    match version {
+        Some(version) if version != served => {
+            let detail = format!("The model is served in version {served} only.");
+            Err(Problem::new(ProblemKind::UnknownModel, detail))
         }
+        _ => Ok(model),
     }
 }
 
@@ -106,13 +119,18 @@ pub async fn model_ready(
     State(app): State<Arc<App>>,
     axum::extract::Path(path): axum::extract::Path<ModelPath>,
 ) -> Result<Json<ModelReady>, Problem> {
+    let model = path.find(&app)?;
+    readiness(&app, &model).map(|()| Json(ModelReady { name: model.card().name.clone(), ready: true }))
+}
+
+/// Why a model is not ready; one with a full queue is.
+fn readiness(app: &App, model: &ServedModel) -> Result<(), Problem> {
     use crate::engine::Refused::{Draining, Lost};
 
-    let model = path.find(&app)?;
     match model.has_room(1) {
         Err(refused @ (Draining | Lost(_))) => Err(refused.into()),
         _ if app.is_draining() => Err(Problem::from(Draining)),
-        _ => Ok(Json(ModelReady { name: model.card().name.clone(), ready: true })),
+        _ => Ok(()),
     }
 }
 

@@ -7,13 +7,14 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, SeqAccess, Visitor};
 
+use super::inference::OutputRequest;
 use super::{IMAGE, IMAGE_BYTES};
 use crate::http::fields::shortened;
 use crate::http::images::{ImageSource, source};
 use crate::http::problem::Problem;
 
 /// Axes of a tensor.
-const MAX_AXES: usize = 8;
+pub const MAX_AXES: usize = 8;
 
 /// The JSON header.
 #[derive(Debug, Deserialize)]
@@ -23,7 +24,7 @@ pub struct InferenceRequest<'a> {
     #[serde(borrow)]
     inputs: Vec<InputTensor<'a>>,
     #[serde(borrow)]
-    pub outputs: Option<Vec<RequestedOutput<'a>>>,
+    outputs: Option<Vec<RequestedOutput<'a>>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,17 +50,16 @@ struct InputParameters {
 }
 
 #[derive(Debug, Deserialize)]
-pub struct RequestedOutput<'a> {
+struct RequestedOutput<'a> {
     #[serde(borrow)]
-    pub name: Cow<'a, str>,
+    name: Cow<'a, str>,
     parameters: Option<OutputParameters>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
-pub struct OutputParameters {
-    pub binary_data: Option<bool>,
-    /// The number of classes to answer with instead of a tensor.
-    pub classification: Option<usize>,
+struct OutputParameters {
+    binary_data: Option<bool>,
+    classification: Option<usize>,
 }
 
 /// The images of a request.
@@ -88,100 +88,126 @@ pub fn parse(header: &[u8]) -> Result<InferenceRequest<'_>, Problem> {
     serde_json::from_slice(header).map_err(|error| Problem::malformed(format!("The JSON is malformed: {error}.")))
 }
 
-impl RequestedOutput<'_> {
-    pub fn parameters(&self) -> OutputParameters {
-        self.parameters.unwrap_or_default()
-    }
-}
-
 impl InferenceRequest<'_> {
     /// Whether outputs that do not say otherwise are bytes.
     pub fn binary_outputs(&self) -> bool {
         self.parameters.as_ref().and_then(|parameters| parameters.binary_data_output).unwrap_or(false)
     }
 
+    /// The outputs; none for all.
+    pub fn outputs(&self) -> Vec<OutputRequest<'_>> {
+        (self.outputs.iter().flatten())
+            .map(|RequestedOutput { name, parameters }| {
+                let OutputParameters { binary_data: binary, classification: classes } = parameters.unwrap_or_default();
+                OutputRequest { name, binary, classes }
+            })
+            .collect()
+    }
+
     /// The images of the only input. `tensors` are the bytes after the header.
     pub fn images(&mut self, tensors: &Bytes, most: usize) -> Result<InputImages, Problem> {
         let count = self.inputs.len();
-        let Some(input) = self.inputs.pop().filter(|_| count == 1) else {
-            return Err(Problem::malformed(format!(
-                "One input is needed, `{IMAGE}` or `{IMAGE_BYTES}`; {count} are given."
-            )));
-        };
-        let images = input.shape.0.first().copied().unwrap_or(0);
-        if images == 0 {
-            return Err(Problem::malformed("The shape of the input should begin with the number of images."));
-        }
-        if images > most {
-            return Err(Problem::too_many_images(most));
-        }
+        let input = self.inputs.pop().filter(|_| count == 1).ok_or_else(|| one_input(count))?;
         let content = match (input.parameters.unwrap_or_default().binary_data_size, input.data) {
-            (Some(size), None) if size == tensors.len() => TensorContent::Bytes(tensors.clone()),
+            (Some(size), None) if size == tensors.len() => TensorContent::Raw(tensors.clone()),
             (Some(size), None) => {
                 let found = tensors.len();
                 let detail = format!("`binary_data_size` is {size}, and {found} bytes follow the JSON header.");
                 return Err(Problem::malformed(detail));
             }
-            (None, Some(data)) if tensors.is_empty() => TensorContent::Json(data),
+            (None, Some(TensorData::Floats(elements))) if tensors.is_empty() => TensorContent::Floats(elements),
+            (None, Some(TensorData::Texts(texts))) if tensors.is_empty() => TensorContent::Texts(texts),
             (None, Some(_)) => return Err(Problem::malformed("Bytes follow the JSON header that belong to no input.")),
             (Some(_), Some(_)) => return Err(Problem::malformed("An input has both `data` and `binary_data_size`.")),
             (None, None) => return Err(Problem::malformed("An input has neither `data` nor `binary_data_size`.")),
         };
-        match (&*input.name, &*input.datatype) {
-            (IMAGE, "FP32") => {
-                let elements = content.floats()?;
-                if input.shape.elements() != Some(elements.len()) {
-                    let (shape, found) = (&input.shape.0, elements.len());
-                    return Err(Problem::malformed(format!("The shape is {shape:?}, and there are {found} elements.")));
-                }
-                Ok(InputImages::Preprocessed { shape: input.shape.0, elements })
+        input_images(&input.name, &input.datatype, input.shape.0, content, most)
+    }
+}
+
+/// The problem of a request without input or with several.
+pub fn one_input(count: usize) -> Problem {
+    Problem::malformed(format!("One input is needed, `{IMAGE}` or `{IMAGE_BYTES}`; {count} are given."))
+}
+
+/// The images of an input.
+pub fn input_images(
+    name: &str,
+    datatype: &str,
+    shape: Vec<usize>,
+    content: TensorContent,
+    most: usize,
+) -> Result<InputImages, Problem> {
+    let images = shape.first().copied().unwrap_or(0);
+    if images == 0 {
+        return Err(Problem::malformed("The shape of the input should begin with the number of images."));
+    }
+    if images > most {
+        return Err(Problem::too_many_images(most));
+    }
+    match (name, datatype) {
+        (IMAGE, "FP32") => {
+            let elements = content.floats()?;
+            if elements_of(&shape) != Some(elements.len()) {
+                let found = elements.len();
+                return Err(Problem::malformed(format!("The shape is {shape:?}, and there are {found} elements.")));
             }
-            (IMAGE_BYTES, "BYTES") => {
-                let encoded = content.texts(most)?;
-                if input.shape.elements() != Some(images) || encoded.len() != images {
-                    let (shape, found) = (&input.shape.0, encoded.len());
-                    return Err(Problem::malformed(format!("The shape is {shape:?}, and there are {found} images.")));
-                }
-                Ok(InputImages::Encoded(encoded))
+            Ok(InputImages::Preprocessed { shape, elements })
+        }
+        (IMAGE_BYTES, "BYTES") => {
+            let encoded = content.encoded(most)?;
+            if elements_of(&shape) != Some(images) || encoded.len() != images {
+                let found = encoded.len();
+                return Err(Problem::malformed(format!("The shape is {shape:?}, and there are {found} images.")));
             }
-            (IMAGE, other) => Err(Problem::malformed(format!("`{IMAGE}` is FP32, not `{}`.", shortened(other)))),
-            (IMAGE_BYTES, other) => {
-                Err(Problem::malformed(format!("`{IMAGE_BYTES}` is BYTES, not `{}`.", shortened(other))))
-            }
-            (other, _) => {
-                let detail =
-                    format!("There is no input `{}`; there are `{IMAGE}` and `{IMAGE_BYTES}`.", shortened(other));
-                Err(Problem::malformed(detail))
-            }
+            Ok(InputImages::Encoded(encoded))
+        }
+        (IMAGE, other) => Err(Problem::malformed(format!("`{IMAGE}` is FP32, not `{}`.", shortened(other)))),
+        (IMAGE_BYTES, other) => {
+            Err(Problem::malformed(format!("`{IMAGE_BYTES}` is BYTES, not `{}`.", shortened(other))))
+        }
+        (other, _) => {
+            let detail = format!("There is no input `{}`; there are `{IMAGE}` and `{IMAGE_BYTES}`.", shortened(other));
+            Err(Problem::malformed(detail))
         }
     }
 }
 
-enum TensorContent<'a> {
-    Bytes(Bytes),
-    Json(TensorData<'a>),
+/// The number of elements of a shape, unless it overflows.
+fn elements_of(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |product, side| product.checked_mul(*side))
+}
+
+/// The elements of an input, as a protocol gives them.
+pub enum TensorContent<'a> {
+    /// Numbers in 4 bytes, little-endian; texts with their length before them, in 4 bytes too.
+    Raw(Bytes),
+    Floats(Vec<f32>),
+    /// Images as base64 or data URIs.
+    Texts(Vec<Cow<'a, str>>),
+    /// Encoded images.
+    Elements(Vec<Bytes>),
 }
 
 impl TensorContent<'_> {
     fn floats(self) -> Result<Vec<f32>, Problem> {
         match self {
-            Self::Json(TensorData::Floats(elements)) => Ok(elements),
-            Self::Json(TensorData::Texts(_)) => Err(Problem::malformed("An FP32 tensor holds texts.")),
-            Self::Bytes(bytes) => match bytes.as_chunks::<4>() {
+            Self::Floats(elements) => Ok(elements),
+            Self::Texts(_) | Self::Elements(_) => Err(Problem::malformed("An FP32 tensor holds texts.")),
+            Self::Raw(bytes) => match bytes.as_chunks::<4>() {
                 (elements, []) => Ok(elements.iter().map(|element| f32::from_le_bytes(*element)).collect()),
                 _ => Err(Problem::malformed("The bytes of an FP32 tensor are not a multiple of 4.")),
             },
         }
     }
 
-    /// In bytes, every element is its length in 4 bytes, little-endian, and its content. In JSON, it is base64 or a data
-    /// URI.
-    fn texts(self, most: usize) -> Result<Vec<Result<ImageSource, Problem>>, Problem> {
+    fn encoded(self, most: usize) -> Result<Vec<Result<ImageSource, Problem>>, Problem> {
         let mut bytes = match self {
-            Self::Json(TensorData::Floats(elements)) if elements.is_empty() => return Ok(Vec::new()),
-            Self::Json(TensorData::Floats(_)) => return Err(Problem::malformed("A BYTES tensor holds numbers.")),
-            Self::Json(TensorData::Texts(texts)) => return Ok(texts.iter().map(|text| source(text)).collect()),
-            Self::Bytes(bytes) => bytes,
+            Self::Floats(elements) if elements.is_empty() => return Ok(Vec::new()),
+            Self::Floats(_) => return Err(Problem::malformed("A BYTES tensor holds numbers.")),
+            Self::Texts(texts) => return Ok(texts.iter().map(|text| source(text)).collect()),
+            Self::Elements(elements) => return Ok(elements.into_iter().map(|e| Ok(ImageSource::Bytes(e))).collect()),
+            Self::Raw(bytes) => bytes,
         };
         let mut elements = Vec::new();
         while !bytes.is_empty() {
@@ -202,13 +228,6 @@ impl TensorContent<'_> {
 /// A shape; long ones are refused while they are read.
 #[derive(Debug)]
 struct Axes(Vec<usize>);
-
-impl Axes {
-    /// The number of elements, unless it overflows.
-    fn elements(&self) -> Option<usize> {
-        self.0.iter().try_fold(1usize, |product, side| product.checked_mul(*side))
-    }
-}
 
 impl<'de> Deserialize<'de> for Axes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -29,7 +29,7 @@ pub struct OutputTensor {
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<OutputData>,
     #[serde(skip)]
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 #[derive(Debug, Serialize)]

@@ -16,40 +16,40 @@ use crate::http::problem::Problem;
 /// Counters of models.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ModelStatistics {
-    model_stats: Vec<StatisticsEntry>,
+    pub model_stats: Vec<StatisticsEntry>,
 }
 
 /// Counters of a model since start.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct StatisticsEntry {
-    name: String,
-    version: String,
+    pub name: String,
+    pub version: String,
     /// Images that were answered.
-    inference_count: u64,
+    pub inference_count: u64,
     /// Runs of the model.
-    execution_count: u64,
-    inference_stats: InferenceStatistics,
+    pub execution_count: u64,
+    pub inference_stats: InferenceStatistics,
 }
 
 /// Where the time went.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct InferenceStatistics {
-    success: CountAndTime,
-    fail: CountAndTime,
+    pub success: CountAndTime,
+    pub fail: CountAndTime,
     /// From decoded to the start of the batch.
-    queue: CountAndTime,
+    pub queue: CountAndTime,
     /// Decoding and preprocessing.
-    compute_input: CountAndTime,
+    pub compute_input: CountAndTime,
     /// Runs of the model.
-    compute_infer: CountAndTime,
-    compute_output: CountAndTime,
+    pub compute_infer: CountAndTime,
+    pub compute_output: CountAndTime,
 }
 
 /// A count and the sum of times.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CountAndTime {
-    count: u64,
-    ns: u64,
+    pub count: u64,
+    pub ns: u64,
 }
 
 /// Counters of a model
@@ -74,7 +74,8 @@ pub async fn all_statistics(State(app): State<Arc<App>>) -> Json<ModelStatistics
     Json(ModelStatistics { model_stats: app.engine.models().iter().map(|model| entry(model)).collect() })
 }
 
-fn entry(model: &ServedModel) -> StatisticsEntry {
+/// The counters of one model.
+pub fn entry(model: &ServedModel) -> StatisticsEntry {
     let Statistics { answered, failed, batches, decode, queue, compute, .. } = model.statistics();
     let sum = |count: u64, time: Duration| CountAndTime { count, ns: time.as_nanos() as u64 };
     StatisticsEntry {

@@ -21,6 +21,12 @@ pub mod columns {
     pub const VAL_MAP: &str = "val/map";
     /// Accuracy of nearest neighbours on the validation set.
     pub const VAL_NEIGHBOURS: &str = "val/knn";
+    /// Mean R@1 of image and text retrieval on the validation set.
+    pub const VAL_R1: &str = "val/r1";
+    /// R@1 of the texts of images on the validation set.
+    pub const VAL_IMAGE_TO_TEXT: &str = "val/image_to_text_r1";
+    /// R@1 of the images of texts on the validation set.
+    pub const VAL_TEXT_TO_IMAGE: &str = "val/text_to_image_r1";
     /// Top-5 accuracy on the validation set.
     pub const VAL_TOP5: &str = "val/top5";
 }

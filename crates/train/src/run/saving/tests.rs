@@ -145,7 +145,7 @@ fn snapshot(step: u64) -> Snapshot {
     let mut position =
         RunPosition { step, epoch: 3, batch: 17, seed: u64::MAX, seconds: 1.0 / 3.0, best, ..RunPosition::default() };
     position.more.insert("stream".into(), serde_json::json!([1, 2]));
-    Snapshot { config, weights: tensors(step), optimiser: tensors(step + 1000), position }
+    Snapshot { config, tokenizer: None, weights: tensors(step), optimiser: tensors(step + 1000), position }
 }
 
 /// The names in a slot's folder.

@@ -22,6 +22,9 @@ pub struct RunSettings {
     /// The split or the dataset for validation; chosen automatically if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation: Option<PathBuf>,
+    /// A sentence with `{}` for the label, if an image-text model is trained on labels that are no captions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub template: Option<String>,
     /// The share of each class that is held out for validation if the dataset has no split for it.
     pub validation_fraction: f64,
     /// The share of the training samples that is used.

@@ -67,6 +67,8 @@ pub(crate) enum Classes<'a> {
     InOrder(&'a [String]),
     /// The dataset's, if it has any: images need no label.
     Optional,
+    /// The dataset's, which are captions.
+    Captions,
 }
 
 pub(crate) fn open_data(
@@ -78,10 +80,11 @@ pub(crate) fn open_data(
     let given = |names: &[String]| Some(names.to_vec()).filter(|names| !names.is_empty());
     let labels = match classes {
         Classes::Optional => LabelRequirement::Optional,
+        Classes::Captions => LabelRequirement::Captions,
         _ => LabelRequirement::Required,
     };
     let (classes, class_order) = match classes {
-        Classes::Own | Classes::Optional => (None, None),
+        Classes::Own | Classes::Optional | Classes::Captions => (None, None),
         Classes::Exactly(names) => (given(names), None),
         Classes::InOrder(names) => (None, given(names)),
     };

@@ -20,8 +20,10 @@ pub enum ModelChoice<'a> {
     Usual,
     /// A named variant, from scratch.
     Named(&'a str),
-    /// A checkpoint folder or weights file, to be fine-tuned.
+    /// A checkpoint folder or weights file, to be fine-tuned; of an image-text model the image tower.
     Checkpoint(&'a Path),
+    /// The checkpoint of an image-text model, both of whose towers are fine-tuned on pairs.
+    ImageText(&'a Path),
 }
 
 /// The weights that training starts from.
@@ -58,7 +60,7 @@ pub(super) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<()
     let kind = config.architecture.kind();
     let Some(vit) = config.architecture.downcast_mut::<Vit>() else {
         return Err(TrainError::Unsuitable(format!(
-            "a {kind} cannot be pre-trained without labels; choose a Vision Transformer"
+            "pre-training without labels is not for this model ({kind}); choose a Vision Transformer"
         )));
     };
     vit.classes = 0;

@@ -142,6 +142,15 @@ fn measurements(row: MetricsRow, evaluation: &TaskEvaluation) -> MetricsRow {
                 .with("val/macro_f1", m.macro_f1)
                 .with("val/ece", m.ece)
         }
+        TaskEvaluation::Pairs(evaluation) => {
+            let m = evaluation.metrics();
+            row.with(columns::VAL_LOSS, m.loss)
+                .with(columns::VAL_R1, m.r1())
+                .with(columns::VAL_IMAGE_TO_TEXT, m.image_to_text_r1)
+                .with("val/image_to_text_r5", m.image_to_text_r5)
+                .with(columns::VAL_TEXT_TO_IMAGE, m.text_to_image_r1)
+                .with("val/text_to_image_r5", m.text_to_image_r5)
+        }
         TaskEvaluation::Neighbours(evaluation) => row.with(columns::VAL_NEIGHBOURS, evaluation.metrics().top1),
         TaskEvaluation::Multi(evaluation) => {
             let m = evaluation.metrics();

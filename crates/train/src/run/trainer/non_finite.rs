@@ -9,8 +9,9 @@ use vit_graph::device::{Device, Elements};
 
 use super::Trainer;
 use super::record::Record;
-use super::session::{Loaded, Losses, Session};
+use super::session::{Loaded, Losses, Session, StepInputs};
 use crate::error::{Kept, TrainError};
+use crate::pairs::BatchCaptions;
 use crate::run::saving::Snapshot;
 use crate::step::finite::{NonFinite, first_non_finite};
 use crate::step::{StepOptions, TrainingStep};
@@ -61,19 +62,19 @@ impl Session {
         snapshot: Snapshot,
         step: u64,
     ) -> Result<Option<NonFinite>, TrainError> {
-        let Some(Loaded { batch, teacher }) = self.batches.front() else { return Ok(None) };
+        let Some(Loaded { batch, captions, teacher }) = self.batches.front() else { return Ok(None) };
         let Snapshot { weights, optimiser, .. } = snapshot;
         let mut parameters: BTreeMap<String, Vec<f32>> =
             weights.tensors.into_iter().chain(optimiser.tensors).map(|(name, tensor)| (name, tensor.data)).collect();
-        let scalars = self.inputs(step);
+        let StepInputs { scalars, seed } = self.inputs(step);
         let mut inputs = vec![
             ("image", Elements::F32(&batch.images)),
             ("targets", Elements::F32(&batch.targets)),
-            ("rate", Elements::F32(std::slice::from_ref(&scalars.rate))),
-            ("step", Elements::F32(std::slice::from_ref(&scalars.step))),
-            ("seed", Elements::I32(&scalars.seed)),
-            ("average_decay", Elements::F32(std::slice::from_ref(&scalars.average_decay))),
+            ("seed", Elements::I32(&seed)),
         ];
+        inputs.extend(scalars.iter().map(|(name, value)| (*name, Elements::F32(std::slice::from_ref(value)))));
+        let captions = captions.as_ref().map(BatchCaptions::inputs).unwrap_or_default();
+        inputs.extend(captions.iter().map(|(name, elements)| (name.as_str(), *elements)));
         inputs.extend(teacher.as_ref().map(|logits| ("teacher", Elements::F32(logits))));
         inputs.retain(|(name, _)| graph.inputs().any(|(_, input)| input.name == *name));
         Ok(first_non_finite(device, graph, &inputs, &mut parameters)?)

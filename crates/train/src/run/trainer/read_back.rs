@@ -6,8 +6,8 @@ use vit_data::Samples;
 use vit_graph::GraphError;
 use vit_graph::device::{Device, Parameters};
 use vit_graph::ops::Parameter;
-use vit_models::Config;
 use vit_models::weights::{Tensor, Weights};
+use vit_models::{Config, TokenizerFiles};
 
 use super::session::Session;
 use crate::error::TrainError;
@@ -30,7 +30,11 @@ impl Session {
             };
             return self.with_evaluated_parameters(compile).map(Some);
         }
-        let compile = |parameters: &mut dyn Parameters| Evaluator::new(device, &setup.config, parameters, batch);
+        let pairs = setup.evaluated_pairs();
+        let compile = |parameters: &mut dyn Parameters| match pairs {
+            Some(pairs) => Evaluator::of_pairs(device, &setup.config, parameters, batch, pairs),
+            None => Evaluator::new(device, &setup.config, parameters, batch),
+        };
         // Rank 0 compiles first, when the others cannot send their slices yet.
         match self.has_all_state() {
             true => self.with_evaluated_parameters(compile).map(Some),
@@ -54,14 +58,15 @@ impl Session {
 
     /// The checkpoint that a resumed run continues from.
     pub fn checkpoint<'a>(&'a self, setup: &'a Setup) -> RunCheckpoint<'a> {
-        RunCheckpoint { session: self, config: &setup.config }
+        RunCheckpoint { session: self, setup }
     }
 
     /// The same in memory.
     pub fn snapshot(&self, setup: &Setup) -> Result<Snapshot, TrainError> {
         let config = setup.config.clone();
         let (weights, optimiser) = (self.read_all(false)?, self.read_all(true)?);
-        Ok(Snapshot { config, weights, optimiser, position: self.position.clone() })
+        let (tokenizer, position) = (setup.tokenizer.clone(), self.position.clone());
+        Ok(Snapshot { config, tokenizer, weights, optimiser, position })
     }
 
     /// Sends this process's slices to the process that writes the checkpoint.
@@ -83,7 +88,8 @@ impl Session {
             }
         }
         let position = self.position.clone();
-        Ok(Snapshot { config: setup.config.clone(), weights, optimiser: Weights::default(), position })
+        let (config, tokenizer) = (setup.config.clone(), setup.tokenizer.clone());
+        Ok(Snapshot { config, tokenizer, weights, optimiser: Weights::default(), position })
     }
 
     /// Whether all parameters and the optimiser's state of all processes are finite.
@@ -144,12 +150,16 @@ impl Session {
 /// The checkpoint of a session, read from the device one file at a time.
 pub(super) struct RunCheckpoint<'a> {
     session: &'a Session,
-    config: &'a Config,
+    setup: &'a Setup,
 }
 
 impl CheckpointSource for RunCheckpoint<'_> {
     fn config(&self) -> &Config {
-        self.config
+        &self.setup.config
+    }
+
+    fn tokenizer(&self) -> Option<&TokenizerFiles> {
+        self.setup.tokenizer.as_ref()
     }
 
     fn position(&self) -> &RunPosition {

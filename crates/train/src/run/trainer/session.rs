@@ -13,6 +13,7 @@ use vit_models::weights::Weights;
 use super::first_parameters::FirstParameters;
 use super::{TrainerOptions, training_step};
 use crate::error::TrainError;
+use crate::pairs::{BatchCaptions, Captions};
 use crate::processes::Processes;
 use crate::recipe::PretrainingTask;
 use crate::recipe::preprocess::loader_settings;
@@ -21,7 +22,8 @@ use crate::run::setup::{FirstWeights, Setup};
 use crate::run::teacher::Teacher;
 use crate::step::TrainingStep;
 use crate::step::average::Average;
-use crate::step::schedule::Schedule;
+use crate::step::objective::pretraining::DistillationSchedule;
+use crate::step::schedule::{CosineRamp, Schedule};
 
 /// The key of the step after which the model was last evaluated, in `state.json`.
 const EVALUATED: &str = "measured";
@@ -74,9 +76,11 @@ impl Losses {
     }
 }
 
-/// A batch with the teacher's logits.
+/// A batch with its captions or the teacher's logits.
 pub(super) struct Loaded {
     pub batch: Batch,
+    /// Of an image-text model.
+    pub captions: Option<BatchCaptions>,
     pub teacher: Option<Vec<f32>>,
 }
 
@@ -92,8 +96,12 @@ pub(super) struct Session {
     /// The batch of the next step, already written to the device.
     next: Option<Loaded>,
     teacher: Option<Teacher>,
+    /// Of an image-text model.
+    captions: Option<Captions>,
     schedule: Schedule,
     average: Option<Average>,
+    weight_decay: Option<CosineRamp>,
+    distillation: Option<DistillationSchedule>,
     /// Parameters that steps do not change.
     pub(super) unchanged: Weights,
     has_seed: bool,
@@ -105,6 +113,8 @@ pub(super) struct Session {
     pub steps: u64,
     pub steps_per_epoch: u64,
     pub batch: usize,
+    /// The parts of this process.
+    parts: usize,
     pub position: RunPosition,
     /// Time that steps waited for batches.
     pub waiting: Duration,
@@ -112,10 +122,9 @@ pub(super) struct Session {
 
 /// The inputs of a step besides its batch.
 pub(super) struct StepInputs {
-    pub rate: f32,
-    pub step: f32,
+    /// By name, those that the step has.
+    pub scalars: Vec<(&'static str, f32)>,
     pub seed: [i32; 4],
-    pub average_decay: f32,
 }
 
 impl Session {
@@ -174,17 +183,21 @@ impl Session {
         Ok(Session {
             schedule: recipe.schedule(steps_per_epoch),
             steps: recipe.steps(steps_per_epoch),
-            average: recipe.average(),
+            average: recipe.average(steps_per_epoch),
+            weight_decay: recipe.weight_decay(steps_per_epoch),
+            distillation: recipe.distillation_schedule(steps_per_epoch),
             has_seed,
             requests: Requests::default(),
             processes: options.processes.clone(),
             loss_scale: recipe.objective.loss.logged_scale(setup.config.architecture.classes()),
             batch: recipe.batch,
+            parts: options.processes.parts(recipe.parts).own.len(),
             waiting: Duration::ZERO,
             batches: VecDeque::new(),
             started: position.step,
             next: None,
             graph,
+            captions: setup.captions.as_ref().map(|captions| captions.train.clone()),
             executable,
             loader,
             teacher,
@@ -195,12 +208,14 @@ impl Session {
     }
 
     pub(super) fn inputs(&self, step: u64) -> StepInputs {
-        StepInputs {
-            rate: self.schedule.rate(step - 1) as f32,
-            step: step as f32,
-            seed: Seed::new(self.position.seed, step).0,
-            average_decay: self.average.map_or(0.0, |average| average.decay_at(step)),
+        let mut scalars = vec![("rate", self.schedule.rate(step - 1) as f32), ("step", step as f32)];
+        scalars.extend(self.average.map(|average| ("average_decay", average.decay_at(step))));
+        scalars.extend(self.weight_decay.map(|decay| ("weight_decay", decay.at(step - 1) as f32)));
+        if let Some(schedule) = &self.distillation {
+            scalars
+                .extend([("teacher_sharpness", schedule.sharpness(step)), ("last_layer", schedule.last_layer(step))]);
         }
+        StepInputs { scalars, seed: Seed::new(self.position.seed, step).0 }
     }
 
     /// The learning rate of the last step.
@@ -219,7 +234,11 @@ impl Session {
         if !batch.targets.is_empty() {
             self.executable.write("targets", Elements::F32(&batch.targets))?;
         }
-        self.next = Some(Loaded { batch, teacher });
+        let captions = self.captions.as_ref().map(|captions| captions.of_batch(&batch.samples, self.parts));
+        for (name, elements) in captions.iter().flat_map(BatchCaptions::inputs) {
+            self.executable.write(&name, elements)?;
+        }
+        self.next = Some(Loaded { batch, captions, teacher });
         Ok(())
     }
 
@@ -230,13 +249,11 @@ impl Session {
         }
         let step = self.started + 1;
         let inputs = self.inputs(step);
-        self.executable.write("rate", Elements::F32(&[inputs.rate]))?;
-        self.executable.write("step", Elements::F32(&[inputs.step]))?;
+        for (name, value) in inputs.scalars {
+            self.executable.write(name, Elements::F32(&[value]))?;
+        }
         if self.has_seed {
             self.executable.write("seed", Elements::I32(&inputs.seed))?;
-        }
-        if self.average.is_some() {
-            self.executable.write("average_decay", Elements::F32(&[inputs.average_decay]))?;
         }
         if self.processes.size() > 1 {
             self.executable.write("stop", Elements::F32(&[self.requests.term()]))?;

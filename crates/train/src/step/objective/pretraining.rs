@@ -4,7 +4,7 @@ mod masked_autoencoder;
 mod masked_patches;
 pub(in crate::step) mod self_distillation;
 
-pub use self_distillation::MultiCrop;
+pub use self_distillation::{DistillationSchedule, MultiCrop};
 
 use vit_graph::ops::{GatherTokens, Reshape};
 use vit_graph::{Graph, GraphError, Shape, Value};

@@ -24,6 +24,9 @@ const CENTRE_MOMENTUM: f32 = 0.9;
 /// The parameter that is subtracted from the teacher's outputs: their moving average.
 pub(in crate::step) const CENTRE: &str = "dino_head.centre";
 
+/// The prototypes.
+pub(in crate::step) const LAST_LAYER: &str = "dino_head.last_layer.weight";
+
 /// The crops of an image, and how outputs are sharpened.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MultiCrop {
@@ -31,10 +34,46 @@ pub struct MultiCrop {
     pub local_crops: usize,
     /// Height and width of a small crop.
     pub local_size: [usize; 2],
-    /// The temperature of the teacher's outputs.
-    pub teacher_temperature: f32,
     /// The temperature of the student's outputs.
     pub student_temperature: f32,
+}
+
+/// What changes from step to step besides the learning rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DistillationSchedule {
+    /// The temperature of the teacher's outputs in the first step.
+    pub first_temperature: f64,
+    /// The temperature after the warm-up.
+    pub temperature: f64,
+    /// Steps in which it changes linearly from the first one.
+    pub warmup: u64,
+    /// First steps, in which prototypes do not change.
+    pub frozen: u64,
+}
+
+impl DistillationSchedule {
+    /// The input `teacher_sharpness` of a step, counted from 1: one over the temperature.
+    pub fn sharpness(&self, step: u64) -> f32 {
+        let progress = (step.saturating_sub(1) as f64 / self.warmup.max(1) as f64).min(1.0);
+        let progress = if self.warmup == 0 { 1.0 } else { progress };
+        (1.0 / (self.first_temperature + (self.temperature - self.first_temperature) * progress)) as f32
+    }
+
+    /// The input `last_layer` of a step, the factor of the prototypes' gradient.
+    pub fn last_layer(&self, step: u64) -> f32 {
+        if step <= self.frozen { 0.0 } else { 1.0 }
+    }
+}
+
+/// The values of a step that its passes read besides the images.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::step) struct TeacherState<'a> {
+    /// The moving averages of the parameters by name, which are the teacher's parameters.
+    pub averages: &'a HashMap<String, Value>,
+    /// One over the temperature of the teacher's outputs.
+    pub sharpness: Value,
+    /// The centre before the micro-batch.
+    pub centre: Value,
 }
 
 /// The forward passes of a micro-batch of images.
@@ -92,9 +131,9 @@ impl SelfDistillationPasses {
         views: Value,
         seed: Option<Value>,
         streams: u32,
-        averages: &HashMap<String, Value>,
-        centre: Value,
+        state: TeacherState,
     ) -> Result<(Value, Value), GraphError> {
+        let TeacherState { averages, sharpness, centre } = state;
         let projection = |part: &Graph| part.output("projection");
         let (large, small) = self.crops(graph, views)?;
         let seed = seed.map(|seed| ("seed", seed));
@@ -108,7 +147,7 @@ impl SelfDistillationPasses {
         let inlined = graph.inline(&self.teacher, &Inlining { given, streams: 0 })?;
         let teacher = inlined.value(projection(&self.teacher)?);
         let old = graph.parameter(CENTRE)?;
-        let targets = self.targets(graph, teacher, old)?;
+        let targets = targets(graph, teacher, old, sharpness)?;
 
         let others = swapped(graph, targets)?;
         let global = self.cross_entropy(graph, student, others)?;
@@ -150,15 +189,6 @@ impl SelfDistillationPasses {
         Ok((large, small.map(|(small, _)| small)))
     }
 
-    /// The teacher's outputs `[images, 2, prototypes]`, centred and sharpened.
-    fn targets(&self, graph: &mut Graph, teacher: Value, centre: Value) -> Result<Value, GraphError> {
-        let centred = graph.value(Binary::Sub, &[teacher, centre])?;
-        let sharpened = graph.value(Scale(1.0 / self.crops.teacher_temperature), &[centred])?;
-        let shares = graph.value(Softmax, &[sharpened])?;
-        let [rows, prototypes] = [0, 1].map(|axis| graph.shape(shares)[axis]);
-        graph.value(Reshape([rows / GLOBAL, GLOBAL, prototypes].into()), &[shares])
-    }
-
     /// The sum of both large crops' targets for every small crop.
     fn both(&self, graph: &mut Graph, targets: Value) -> Result<Value, GraphError> {
         let [images, _, prototypes] = [0, 1, 2].map(|axis| graph.shape(targets)[axis]);
@@ -187,6 +217,15 @@ impl SelfDistillationPasses {
         let others = graph.value(Slice { axis: 1, start: 0, length: *prefix }, &[table])?;
         graph.value(Concat { axis: 1 }, &[others, patches]).map(Some)
     }
+}
+
+/// The teacher's outputs `[images, 2, prototypes]`, centred and sharpened.
+fn targets(graph: &mut Graph, teacher: Value, centre: Value, sharpness: Value) -> Result<Value, GraphError> {
+    let centred = graph.value(Binary::Sub, &[teacher, centre])?;
+    let sharpened = graph.value(Binary::Mul, &[centred, sharpness])?;
+    let shares = graph.value(Softmax, &[sharpened])?;
+    let [rows, prototypes] = [0, 1].map(|axis| graph.shape(shares)[axis]);
+    graph.value(Reshape([rows / GLOBAL, GLOBAL, prototypes].into()), &[shares])
 }
 
 /// The targets of each large crop: those of the other one.
