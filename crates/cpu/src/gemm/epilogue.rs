@@ -78,8 +78,8 @@ impl SumsToC<'_> {
     /// Applies the epilogue to the sums of some rows, `stride` apart, and writes these rows of C. `sums` may be in C.
     ///
     /// # Safety
-    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue and, unless it is null, of
-    /// `d_activation` must be valid; the sums must be readable in whole vectors.
+    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue, of `pre_activation` and, unless it
+    /// is null, of `d_activation` must be valid; the sums must be readable in whole vectors.
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, s: S, sums: *const f32, stride: usize, row: usize, rows: usize) {
         if self.d_activation.is_null() {
@@ -112,6 +112,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreRows<'_, F, DERIVA
         let SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = *to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
         let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
+        // Without operands there is nothing to keep in registers down a column: whole rows, in the order of memory.
         if bias.is_none() && scale.is_none() && !by_element && !add_c && columns.is_multiple_of(S::LANES) {
             for row in 0..rows {
                 for column in (0..columns).step_by(S::LANES) {

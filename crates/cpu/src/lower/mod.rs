@@ -70,8 +70,8 @@ pub(crate) struct Lowered {
     /// Elements of workspace.
     pub workspace: usize,
     pub packing: Option<WeightPacking>,
-    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: the output holds the input when
-    /// it starts.
+    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: when it starts, the output holds
+    /// the input, and the slice of the input is empty.
     pub in_place: bool,
 }
 

@@ -11,7 +11,7 @@ pub(crate) const HALVES: f32 = 6_291_456.0;
 /// `[coefficient][piece]`, the highest power first.
 pub(crate) type PieceTable = [[f32; 16]; 7];
 
-/// `t` times the upper tail of the normal distribution: `max(t, 0) - gelu(t)`.
+/// `t` times the upper tail of the normal distribution, for `t = |x|`: `max(x, 0) - gelu(x)`.
 #[rustfmt::skip]
 pub(crate) static T_TIMES_TAIL: PieceTable = [
     [-9.666_236e-3, -3.027_124_3e-3, 5.925_681e-3, 4.840_672_5e-3, -4.015_495e-4, -1.922_980_5e-3, -7.819_003e-4, 4.545_146_7e-5, 1.469_211_7e-4, 6.178_217e-5, 1.455_659_1e-5, 2.264_493_8e-6, 2.470_461_3e-7, 0.0, 0.0, 0.0],

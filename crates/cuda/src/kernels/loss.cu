@@ -1,6 +1,6 @@
-// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, and the one-hot argmax
-// of a row. logits and targets [rows, classes]; one block per row, except where noted. Sums are f64. X, Y: storage
-// types.
+// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, the mean squared error,
+// and the one-hot argmax of a row. logits (or x) and targets [rows, classes]; one block per row, except where noted. Sums
+// are f64. X, Y: storage types.
 
 #define THREADS 128
 

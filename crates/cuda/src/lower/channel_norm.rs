@@ -85,7 +85,8 @@ const ELEMENTWISE_BLOCKS: usize = 1 << 15;
 /// The address of partial sums, two f64 per split and statistic or channel, and the number of splits.
 type Partials = (u64, usize);
 
-/// Partial sums of every group: of x and x², or of dy · gamma and dy · gamma · normed.
+/// Partial sums of every group, from the addresses of x, dy, gamma, mean and rstd: of dy · gamma and
+/// dy · gamma · normed, or of x and x² if the other four are 0.
 fn group_sums(e: &mut Emitter, variant: &KernelVariant, shape: NormShape, pointers: [u64; 5]) -> Partials {
     // About eight blocks per multiprocessor, with at least eight elements per thread.
     let (each, splits) = split(shape.size(), (8 * e.multiprocessors).div_ceil(shape.statistics()), 8 * THREADS);
@@ -162,7 +163,7 @@ fn moments(e: &mut Emitter, x: &Operand, shape: NormShape, epsilon: f32, statist
     e.kernel(variant, "moments", [shape.statistics().div_ceil(8), 1, 1], THREADS, 0, arguments);
 }
 
-/// relu((x - mean) · rstd · gamma + beta + residual), the last two as the epilogue says.
+/// relu((x - mean) · rstd · gamma + beta + residual); the residual and the relu only where the epilogue has them.
 fn normalise(
     e: &mut Emitter,
     x: &Operand,
@@ -335,8 +336,8 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
     normalise_grad(e, shape, [&dy, &x, &dx], [gamma, beta, mean, rstd, sum, dot], shape.size(), relu);
 }
 
-/// The gradient of `x`; `vectors` are gamma, beta, mean, rstd and the sums of `normalise_grad` in the kernels, `size` the
-/// elements that share a mean.
+/// The gradient of `x`; `vectors` are gamma, beta, mean, rstd, and the kernel's `sum` and `dot` (for a batch norm, dbeta
+/// and dgamma), `size` the elements that share a mean.
 fn normalise_grad(
     e: &mut Emitter,
     shape: NormShape,

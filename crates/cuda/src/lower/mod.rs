@@ -265,6 +265,18 @@ pub(crate) fn check_extents(e: &Emitter) -> Result<(), Unsupported> {
     }
 }
 
+/// Checks that what kernels count in u32, such as the pixels of a batch, fits.
+pub(crate) fn check_arguments(e: &Emitter) -> Result<(), Unsupported> {
+    let too_large = |request: &Request| match request {
+        Request::Kernel(kernel) => kernel.arguments.too_large(),
+        _ => None,
+    };
+    match e.requests.iter().find_map(too_large) {
+        Some(count) => Err(format!("a count of {count} is too large for this device").into()),
+        None => Ok(()),
+    }
+}
+
 /// Lowers one operation, whose extents were checked.
 pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
     match op {

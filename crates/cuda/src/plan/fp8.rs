@@ -122,8 +122,12 @@ impl Fp8Layers {
         }
         let inputs = &graph.node(id).inputs;
         let (gamma, beta) = norm(graph, inputs[0])?;
+        let weight = root_of(graph, inputs[1]);
+        if graph.shape(weight)[0] != graph.shape(inputs[1])[0] {
+            return None;
+        }
         let bias = op.optional_inputs()[0].map(|i| root_of(graph, inputs[i]));
-        Some(ElementBound { gamma, beta, linear: Some(LinearRows { weight: root_of(graph, inputs[1]), bias, first }) })
+        Some(ElementBound { gamma, beta, linear: Some(LinearRows { weight, bias, first }) })
     }
 
     /// A row of the result is an average of values, which are the last third of a packed input.
@@ -132,7 +136,8 @@ impl Fp8Layers {
         let packed = root_of(graph, values);
         match (&graph.node(packed.node).op, op.dropout) {
             (_, Some(_)) => None,
-            (Op::Linear(linear), None) if op.packed => {
+            // A reshape that divides rows would mix the thirds.
+            (Op::Linear(linear), None) if op.packed && graph.shape(packed).last() == graph.shape(values).last() => {
                 self.bound_of_linear(graph, packed.node, linear, graph.shape(values).last() / 3 * 2)
             }
             _ => self.bound(graph, values),

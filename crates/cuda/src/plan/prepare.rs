@@ -261,7 +261,7 @@ impl Prepared {
             }
             None => lower::node(&node.op, &mut emitter),
         });
-        lowered.map_err(|unsupported| {
+        lowered.and_then(|()| lower::check_arguments(&emitter)).map_err(|unsupported| {
             let reason = format!("{} in {}: {}", node.op.name(), node.path(), unsupported.reason);
             error_with_hints(reason, unsupported.hint.as_slice())
         })?;

@@ -5,6 +5,7 @@
 pub(crate) struct CStruct {
     bytes: Vec<u8>,
     alignment: usize,
+    too_large: Option<usize>,
 }
 
 impl CStruct {
@@ -19,8 +20,9 @@ impl CStruct {
         self
     }
 
-    pub fn u32(self, value: usize) -> Self {
-        // `lower::check_extents` has checked that extents fit 32 bits.
+    /// A value that 32 bits do not hold is refused by [`KernelArguments::too_large`].
+    pub fn u32(mut self, value: usize) -> Self {
+        self.too_large = self.too_large.or(too_large(value));
         self.push(&(value as u32).to_ne_bytes())
     }
 
@@ -54,6 +56,7 @@ pub(crate) struct KernelArguments {
     words: Vec<u64>,
     /// The first word of each argument.
     offsets: Vec<usize>,
+    too_large: Option<usize>,
 }
 
 impl KernelArguments {
@@ -79,8 +82,9 @@ impl KernelArguments {
         addresses.iter().fold(self, |arguments, &a| arguments.pointer(a))
     }
 
-    pub fn u32(self, value: usize) -> Self {
-        // As in `CStruct::u32`.
+    /// A value that 32 bits do not hold is refused by [`KernelArguments::too_large`].
+    pub fn u32(mut self, value: usize) -> Self {
+        self.too_large = self.too_large.or(too_large(value));
         self.push(&(value as u32).to_ne_bytes())
     }
 
@@ -92,7 +96,8 @@ impl KernelArguments {
         self.push(&value.to_ne_bytes())
     }
 
-    pub fn fields(self, fields: CStruct) -> Self {
+    pub fn fields(mut self, fields: CStruct) -> Self {
+        self.too_large = self.too_large.or(fields.too_large);
         self.push(&fields.finish())
     }
 
@@ -105,7 +110,12 @@ impl KernelArguments {
         let (mut words, mut offsets) = (first.words, first.offsets);
         offsets.extend(self.offsets.iter().map(|offset| offset + words.len()));
         words.extend(self.words);
-        KernelArguments { words, offsets }
+        KernelArguments { words, offsets, too_large: self.too_large }
+    }
+
+    /// A value that was cut to 32 bits: these arguments must not be used.
+    pub fn too_large(&self) -> Option<usize> {
+        self.too_large
     }
 
     /// The address of each argument, for `cuLaunchKernel`. Valid while `self` is neither moved nor dropped.
@@ -114,9 +124,22 @@ impl KernelArguments {
     }
 }
 
+fn too_large(value: usize) -> Option<usize> {
+    (value > u32::MAX as usize).then_some(value)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn values_beyond_32_bits_are_noticed() {
+        let largest = u32::MAX as usize;
+        let arguments = KernelArguments::new().u32(largest).fields(CStruct::new().u32s(&[1, largest]));
+        assert_eq!(arguments.too_large(), None);
+        assert_eq!(arguments.clone().u32(largest + 1).u32(1).prepend(&[]).too_large(), Some(largest + 1));
+        assert_eq!(arguments.fields(CStruct::new().u32(1 << 40)).too_large(), Some(1 << 40));
+    }
 
     #[test]
     fn structs_are_laid_out_as_in_c() {

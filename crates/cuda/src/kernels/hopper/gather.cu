@@ -74,8 +74,8 @@ static __device__ __forceinline__ void fence_proxy_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// The wgmma matrix descriptor of a tile at `address`: groups of eight rows are 1024 bytes apart, tiles of 64 columns
-// `tile_stride` bytes (for MN-major operands).
+// The wgmma matrix descriptor of a tile at `address` with the 128-byte swizzle (bit 62): groups of eight rows are 1024
+// bytes apart, tiles of 64 columns `tile_stride` bytes (only read for MN-major operands).
 static __device__ __forceinline__ u64 tile_descriptor(u32 address, u32 tile_stride) {
     return (u64)(1024 >> 4 | 1u << 30) << 32 | (tile_stride >> 4) << 16 | (address & 0x3ffff) >> 4;
 }

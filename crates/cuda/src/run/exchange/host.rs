@@ -12,9 +12,8 @@ use crate::driver::memory::PinnedBuffer;
 use crate::driver::{Gpu, Stream, check};
 
 pub(super) struct HostCarrier {
-    // Boxed, since host functions have their addresses.
-    #[allow(clippy::vec_box)]
-    messages: Vec<Box<HostMessage>>,
+    /// Host functions have the addresses of the elements, so it is never resized.
+    messages: Vec<HostMessage>,
     failure: Arc<Mutex<Option<GraphError>>>,
     /// Holds one message at a time: the stream is in order.
     _staging: PinnedBuffer,
@@ -30,9 +29,6 @@ struct HostMessage {
     failure: Arc<Mutex<Option<GraphError>>>,
 }
 
-// SAFETY: the values are used by the second stream and its host functions alone, which run in order.
-unsafe impl Send for HostMessage {}
-
 impl HostCarrier {
     pub fn new(
         gpu: &Arc<Gpu>,
@@ -46,19 +42,21 @@ impl HostCarrier {
             let (values, elements) = (staging.element(0), bucket.bytes() / 4);
             let (collective, lengths) = (bucket.collective, bucket.lengths.clone());
             let (exchange, failure) = (exchange.clone(), failure.clone());
-            Box::new(HostMessage { values, elements, collective, lengths, exchange, failure })
+            HostMessage { values, elements, collective, lengths, exchange, failure }
         };
         Ok(HostCarrier { messages: buckets.iter().map(message).collect(), failure, _staging: staging })
     }
 
     /// # Safety
     ///
-    /// `self` and the memory of the values must live until the stream is synchronised, which must run no other messages.
+    /// `bucket` must be the one at `index` of those that `new` was given. All messages must be enqueued in the same stream,
+    /// since they share the staging memory. `self` and the memory of the values must live until the stream is synchronised,
+    /// or if it is being captured, until the last launch of the captured graph has ended.
     pub unsafe fn enqueue(&self, index: usize, bucket: &StreamBucket, stream: &Stream) -> Result<(), GraphError> {
-        let message = &*self.messages[index];
+        let message = &self.messages[index];
         for piece in &bucket.pieces {
-            // SAFETY: the message has the length of all values; the caller guarantees their memory. The copies and the host
-            // function before it in this stream are done with the message.
+            // SAFETY: the staging memory has room for all pieces of any bucket; the caller guarantees the values' memory.
+            // What this stream did with the staging memory before is done when this copy runs.
             let result = unsafe {
                 let to = message.values.byte_add(piece.offset).cast();
                 cu::cuMemcpyDtoHAsync_v2(to, piece.address, piece.bytes, stream.raw())
@@ -66,7 +64,7 @@ impl HostCarrier {
             check(result, "copying gradients from the GPU")?;
         }
         let data: *const HostMessage = message;
-        // SAFETY: the message is boxed, and the caller keeps it until the stream has run the function.
+        // SAFETY: the message never moves, and the caller keeps it until the stream has run the function.
         let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange), data.cast_mut().cast()) };
         check(result, "exchanging gradients")?;
         for piece in &bucket.pieces {
@@ -93,7 +91,8 @@ unsafe extern "C" fn exchange(message: *mut c_void) {
     if failure().is_some() {
         return;
     }
-    // SAFETY: the stream has copied the values, and continues when this function returns.
+    // SAFETY: only the copies and host functions of one stream use the staging memory, in order: the copies before this
+    // function are done, and those after it start when it returns.
     let values = unsafe { std::slice::from_raw_parts_mut(message.values, message.elements) };
     if let Err(error) = message.collective.exchange(message.exchange.as_ref(), values, &message.lengths) {
         *failure() = Some(error);

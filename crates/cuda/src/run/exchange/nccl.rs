@@ -219,8 +219,9 @@ impl NcclCarrier {
 
     /// # Safety
     ///
-    /// The context must be current. `self` and the memory of the values must live until the stream is synchronised, which
-    /// must run no other messages.
+    /// The context must be current. All buckets must be enqueued in the same stream, since they share buffers. `self` and
+    /// the memory of the values must live until the stream is synchronised, or if it is being captured, until the last
+    /// launch of the captured graph has ended.
     pub unsafe fn enqueue(&self, index: usize, stream: &Stream) -> Result<(), GraphError> {
         let bucket = &self.buckets[index];
         let communicator = self.group.lock();
