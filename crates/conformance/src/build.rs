@@ -16,7 +16,8 @@ use crate::Rng;
 pub struct Case {
     /// What it covers, with the shapes of its outputs.
     pub name: String,
-    /// Outputs `y0`, `y1`, … and, where the operation has a gradient, `loss` and `grad.NAME` for each of `names`.
+    /// Outputs `y0`, `y1`, … and, where the operation has a gradient, `loss` and `grad.NAME` for the `names` that are
+    /// differentiated.
     pub graph: Graph,
     /// The inputs and parameters.
     pub bindings: Bindings,
@@ -140,15 +141,24 @@ pub(crate) fn forward(outputs: impl Into<Vec<Tensor>>) -> Outputs {
     Outputs { all: outputs.into(), differentiable: 0 }
 }
 
+/// Which inputs and parameters are differentiated.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Differentiated {
+    All,
+    /// A random choice of at least one: operations have outputs that nothing reads.
+    Some,
+}
+
 /// The cases of one seed. Every case has its own random stream, so that a new one leaves the others as they are.
 pub(crate) struct Table {
     seed: u32,
+    differentiated: Differentiated,
     cases: Result<Vec<Case>, GraphError>,
 }
 
 impl Table {
-    pub fn new(seed: u32) -> Self {
-        Table { seed, cases: Ok(Vec::new()) }
+    pub fn new(seed: u32, differentiated: Differentiated) -> Self {
+        Table { seed, differentiated, cases: Ok(Vec::new()) }
     }
 
     pub fn finish(self) -> Result<Vec<Case>, GraphError> {
@@ -178,7 +188,7 @@ impl Table {
             let stream = name.bytes().chain([index as u8]).fold(0x811c_9dc5, hash);
             let rng = Rng::new(self.seed, stream);
             let Ok(cases) = &mut self.cases else { return };
-            match case(name, rng, |c| build(c, variant)) {
+            match case(name, rng, self.differentiated, |c| build(c, variant)) {
                 Ok(case) => cases.push(case),
                 Err(error) => self.cases = Err(error),
             }
@@ -186,7 +196,12 @@ impl Table {
     }
 }
 
-fn case(name: &str, mut rng: Rng, build: impl FnOnce(&mut CaseBuilder) -> Outputs) -> Result<Case, GraphError> {
+fn case(
+    name: &str,
+    mut rng: Rng,
+    differentiated: Differentiated,
+    build: impl FnOnce(&mut CaseBuilder) -> Outputs,
+) -> Result<Case, GraphError> {
     let seed = Tensor::input("seed", DType::I32, [4]);
     let words = Seed::new(u64::from(rng.word()), 3).0;
     let bindings = Bindings::new().with("seed", Array::new([4], words.map(f64::from).to_vec()));
@@ -208,9 +223,15 @@ fn case(name: &str, mut rng: Rng, build: impl FnOnce(&mut CaseBuilder) -> Output
     let mut graph = seed.finish()?;
     if loss.is_some() {
         let loss = graph.output("loss")?;
-        let wrt: Vec<Value> = builder.given.iter().map(|(_, value)| *value).collect();
+        let mut chosen: Vec<&(String, Value)> = builder.given.iter().collect();
+        if differentiated == Differentiated::Some && chosen.len() > 1 {
+            let always = builder.rng.word() as usize % chosen.len();
+            let mut index = 0..;
+            chosen.retain(|_| index.next() == Some(always) || builder.rng.pick(&[true, false, false]));
+        }
+        let wrt: Vec<Value> = chosen.iter().map(|(_, value)| *value).collect();
         let found = gradients(&mut graph, loss, &wrt)?;
-        for ((name, _), gradient) in builder.given.iter().zip(found) {
+        for ((name, _), gradient) in chosen.into_iter().zip(found) {
             graph.set_output(&format!("grad.{name}"), gradient)?;
         }
     }

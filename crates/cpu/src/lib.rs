@@ -6,6 +6,7 @@
 //! use vit_graph::{DType, Init, Tensor};
 //!
 //! let x = Tensor::input("x", DType::F32, [2, 3]);
+//! // A tensor is a handle to its graph: this adds a parameter there.
 //! let weight = x.parameter("weight", [4, 3], Init::Ones);
 //! x.linear(&weight, None).output("y");
 //!

@@ -16,11 +16,19 @@ mod tokens;
 use vit_graph::GraphError;
 use vit_graph::ops::Activation;
 
-use crate::build::{Case, Table};
+use crate::build::{Case, Differentiated, Table};
 
 /// Cases for every operation, with other shapes and values for every seed.
 pub fn cases(seed: u32) -> Result<Vec<Case>, GraphError> {
-    let mut table = Table::new(seed);
+    fill(Table::new(seed, Differentiated::All))
+}
+
+/// As [`cases`], but only some of the inputs and parameters are differentiated, as where a model is partly frozen.
+pub fn cases_partly_differentiated(seed: u32) -> Result<Vec<Case>, GraphError> {
+    fill(Table::new(seed, Differentiated::Some))
+}
+
+fn fill(mut table: Table) -> Result<Vec<Case>, GraphError> {
     linear::table(&mut table);
     convolution::table(&mut table);
     attention::table(&mut table);

@@ -24,7 +24,7 @@ pub struct AttentionArgs<'a> {
     pub k: HeadView<'a>,
     /// Values.
     pub v: HeadView<'a>,
-    /// The result, laid out as the queries are.
+    /// The result, a row for each query, with strides of its own.
     pub out: HeadViewMut<'a>,
     /// Receives the logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
     pub lse: Option<&'a mut [f32]>,

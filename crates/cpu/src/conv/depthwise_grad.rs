@@ -13,7 +13,7 @@ use crate::simd::{Kernel, Simd};
 use crate::thread_pool::{DisjointMut, ThreadPool};
 
 /// The gradient `dx` of the image from `dy` and the filters `weight`. The workspace is as long as the filters and
-/// receives them transposed. A task is a row of the image, over all images.
+/// receives them transposed. A task is one row of one image.
 ///
 /// # Panics
 /// If a slice does not fit the geometry.
@@ -54,7 +54,7 @@ pub(crate) fn depthwise_grad_input(
     });
 }
 
-/// The most chunks: each takes a partial gradient of workspace, and one thread adds these up.
+/// The most chunks: each has a partial gradient in the workspace, and a single thread sums them.
 const MAX_CHUNKS: usize = 32;
 /// The fewest rows of `dy` that are worth a task and a partial gradient.
 const MIN_CHUNK_ROWS: usize = 4;

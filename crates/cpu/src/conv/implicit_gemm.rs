@@ -19,10 +19,10 @@ struct Segment {
     len: usize,
 }
 
-/// A kc block: the segments of a receptive field whose filters stay in the cache.
+/// A kc block, one iteration of the pc loop: the segments of a receptive field that make up one range of k.
 struct SegmentBlock {
     segments: Vec<Segment>,
-    /// The first term.
+    /// Where the range starts in k, which is `[kh][kw][channels]`.
     k_start: usize,
 }
 
@@ -107,7 +107,8 @@ impl ImplicitGemm {
         pool.run(rows.parts * columns.parts, &|task| {
             let (row, rows) = rows.part(task / columns.parts);
             let (column, columns) = columns.part(task % columns.parts);
-            let mut pixels = [0; MC + MAX_TILE_ROWS];
+            // `fewest_tiles` makes blocks of at most MC rows, since MC is a multiple of every MR.
+            let mut pixels = [0; MC];
             for (i, pixel) in pixels[..rows].iter_mut().enumerate() {
                 *pixel = self.receptive_field(row + i);
             }
@@ -129,7 +130,7 @@ impl ImplicitGemm {
                     residual: residual(ResidualAt::AfterActivation),
                     ..Epilogue::default()
                 },
-                pre_activation: residual(ResidualAt::BeforeActivation),
+                residual_before_activation: residual(ResidualAt::BeforeActivation),
             };
             // SAFETY: the checks above cover every block, receptive fields are inside the padded image, and blocks of
             // the result do not overlap.
@@ -196,8 +197,8 @@ struct ConvBlock<'a> {
     c: *mut f32,
     ldc: usize,
     epilogue: Epilogue<'a>,
-    /// Added before the activation.
-    pre_activation: Option<(&'a [f32], usize)>,
+    /// The residual if it is added before the activation, and its row stride.
+    residual_before_activation: Option<(&'a [f32], usize)>,
 }
 
 impl ConvBlock<'_> {
@@ -237,7 +238,9 @@ struct ConvBody<'a, 'b, S> {
     to_c: SumsToC<'a>,
 }
 
-/// The bias of a convolution without one. Adding it is not omitted, since `-0.0 + 0.0` is `0.0`.
+/// The bias of a convolution without one. Without operands [`SumsToC::store`] adds nothing to a panel of whole vectors, but
+/// 0.0 to one that ends in part of a vector; since `-0.0 + 0.0` is `0.0`, the sign of a zero would depend on the vector
+/// width.
 static NO_BIAS: [f32; MAX_TILE_VECTORS * MAX_LANES] = [0.0; MAX_TILE_VECTORS * MAX_LANES];
 
 impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
@@ -248,18 +251,18 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
 
     #[inline(always)]
     fn begin_panel(&mut self, column: usize, columns: usize) {
-        let ConvBlock { k_blocks, c, ldc, epilogue, pre_activation, .. } = self.block;
+        let ConvBlock { k_blocks, c, ldc, epilogue, residual_before_activation, .. } = self.block;
         let last = self.k_block + 1 == k_blocks.len();
-        let (epilogue, pre_activation) = if last {
+        let (epilogue, residual_before_activation) = if last {
             let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
-            let pre_activation = pre_activation.map(|(x, ld)| (&x[column..], ld));
-            (Epilogue { bias: Some(bias), ..epilogue.part(0, column) }, pre_activation)
+            let residual_before_activation = residual_before_activation.map(|(x, ld)| (&x[column..], ld));
+            (Epilogue { bias: Some(bias), ..epilogue.part(0, column) }, residual_before_activation)
         } else {
             (Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }, None)
         };
         let (c, add_c, d_activation) = (c.wrapping_add(column), self.k_block > 0, std::ptr::null_mut());
         self.column = column;
-        self.to_c = SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation };
+        self.to_c = SumsToC { columns, c, ldc, add_c, epilogue, residual_before_activation, d_activation };
     }
 
     #[inline(always)]
@@ -293,7 +296,7 @@ struct IndirectTile<'a> {
     out: *mut f32,
 }
 
-/// Computes a full tile of sums, rows NR apart.
+/// Computes the sums of MR rows and the first `vectors` vectors of a tile into `out`, rows NR apart.
 ///
 /// # Safety
 /// The segments of every receptive field and their terms of the panel must be readable, and the tile writable.

@@ -51,11 +51,11 @@ pub(crate) struct SumsToC<'a> {
     pub columns: usize,
     pub c: *mut f32,
     pub ldc: usize,
-    /// Whether C holds the sums of other kc blocks, to be added.
+    /// Whether the old C is added: it holds the sums of earlier kc blocks, or the caller accumulates.
     pub add_c: bool,
     pub epilogue: Epilogue<'a>,
-    /// Added before the activation: `[rows, columns]` and its row stride.
-    pub pre_activation: Option<(&'a [f32], usize)>,
+    /// The residual if it is added before the activation, as in a ResNet: `[rows, columns]` and its row stride.
+    pub residual_before_activation: Option<(&'a [f32], usize)>,
     /// Receives the derivative of the activation, laid out as C; null if unused.
     pub d_activation: *mut f32,
 }
@@ -70,7 +70,7 @@ impl SumsToC<'_> {
             ldc: 0,
             add_c: false,
             epilogue: Epilogue::default(),
-            pre_activation: None,
+            residual_before_activation: None,
             d_activation,
         }
     }
@@ -78,7 +78,7 @@ impl SumsToC<'_> {
     /// Applies the epilogue to the sums of some rows, `stride` apart, and writes these rows of C. `sums` may be in C.
     ///
     /// # Safety
-    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue, of `pre_activation` and, unless it
+    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue, of `residual_before_activation` and, unless it
     /// is null, of `d_activation` must be valid; the sums must be readable in whole vectors.
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, s: S, sums: *const f32, stride: usize, row: usize, rows: usize) {
@@ -109,9 +109,9 @@ impl<F: ActivationFn, const DERIVATIVE: bool> Kernel for StoreRows<'_, F, DERIVA
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let StoreRows { to_c, sums, stride, row: first, rows, ref f } = self;
-        let SumsToC { columns, c, ldc, add_c, epilogue, pre_activation, d_activation } = *to_c;
+        let SumsToC { columns, c, ldc, add_c, epilogue, residual_before_activation, d_activation } = *to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
-        let by_element = factor.is_some() || residual.is_some() || pre_activation.is_some();
+        let by_element = factor.is_some() || residual.is_some() || residual_before_activation.is_some();
         // Without operands there is nothing to keep in registers down a column: whole rows, in the order of memory.
         if bias.is_none() && scale.is_none() && !by_element && !add_c && columns.is_multiple_of(S::LANES) {
             for row in 0..rows {
@@ -156,7 +156,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> StoreRows<'_, F, DERIVATIVE> {
     #[inline(always)]
     unsafe fn column_of_vectors<S: Simd, const PARTIAL: bool>(&self, s: S, column: usize, n: usize) {
         let StoreRows { to_c, sums, stride, row: first, rows, ref f } = *self;
-        let SumsToC { c, ldc, add_c, epilogue, pre_activation, d_activation, .. } = *to_c;
+        let SumsToC { c, ldc, add_c, epilogue, residual_before_activation, d_activation, .. } = *to_c;
         let Epilogue { bias, scale, factor, residual, .. } = epilogue;
         // SAFETY: guaranteed by the caller.
         unsafe {
@@ -172,7 +172,7 @@ impl<F: ActivationFn, const DERIVATIVE: bool> StoreRows<'_, F, DERIVATIVE> {
                     x = s.add(x, load(c));
                 }
                 x = s.add(x, bias);
-                if let Some(addend) = pre_activation {
+                if let Some(addend) = residual_before_activation {
                     x = s.add(x, of_row(addend));
                 }
                 if DERIVATIVE {

@@ -124,7 +124,7 @@ enum TileStore {
 }
 
 impl TileStore {
-    /// The fastest choice for a panel. `add_c`: C holds the sums of other kc blocks.
+    /// The fastest choice for a panel. `add_c`: the old C (sums of earlier kc blocks, or the caller's) is added.
     #[inline(always)]
     fn choose<S: Simd>(
         epilogue: &Epilogue<'_>,
@@ -216,7 +216,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             // With `PanelActivation` the microkernel has added C.
             add_c: self.add_c && self.store != TileStore::PanelActivation,
             epilogue: self.epilogue.part(0, column),
-            pre_activation: None,
+            residual_before_activation: None,
             d_activation: if derivative { self.d_activation.wrapping_add(column) } else { self.d_activation },
         };
         self.lines.set(S::TILE_ROWS, columns, self.block.ldc);

@@ -1,5 +1,7 @@
 //! Software pipelining of products with an activation: the activation of a tile is computed between the multiply-adds
-//! of the next tile, a vector every few terms. On AMD's Zen 4 it then takes no time; on Intel both use the same ports.
+//! of the next tile, a vector every few steps of k. Every AVX-512 machine runs this. On AMD's Zen 4 the activation then
+//! takes no time; on Intel both use the same ports, and each of its instructions still costs as much as a multiply-add
+//! (docs/decisions.md, CPU kernels).
 
 use super::microkernel::{MicroTiles, PrefetchingLoop, TileBuffer, UNROLL, initial_sums};
 use super::rank1::KLoop;
@@ -36,12 +38,14 @@ impl DeferredTile {
     }
 }
 
-/// Computes full tiles and stores all but the last, which becomes the deferred one. `args.out` is C; `d_activation`,
-/// laid out as C, receives the activation's derivative unless it is null.
+/// Stores the deferred tile, if there is one, and computes full tiles, of which all but the last are stored and the
+/// last becomes the deferred one. `args.out` is C; `d_activation`, laid out as C, receives the activation's derivative
+/// unless it is null. `args.factor` is not applied; its pointer must be null.
 ///
 /// # Safety
 /// As for [`super::microkernel::microkernel`], with a row-major A. C and `d_activation` must be writable until the
-/// deferred tile is flushed.
+/// deferred tile is flushed. Between two flushes the activation must stay the same, and `d_activation` must be null in
+/// all calls or in none.
 #[inline(always)]
 pub(super) unsafe fn pipelined_tiles<S: Simd>(
     s: S,
@@ -50,6 +54,7 @@ pub(super) unsafe fn pipelined_tiles<S: Simd>(
     d_activation: *mut f32,
     deferred: &mut DeferredTile,
 ) {
+    debug_assert!(args.factor.0.is_null(), "pipelined tiles have no factor");
     // 8 x 3 vectors is the tile of AVX-512, the one instruction set with `OVERLAP`.
     if d_activation.is_null() {
         with_activation!(activation, f => s.vectorize(PipelinedTiles::<_, false, 8, 3> { f, args, d_activation, deferred }));

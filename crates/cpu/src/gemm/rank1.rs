@@ -1,12 +1,13 @@
 //! The loop over k of the f32 microkernels of GEMM and attention, and its innermost step: a rank-1 update of the sums
-//! of a register tile. AMX and convolutions have other microkernels.
+//! of a register tile. AMX, int8 and implicit GEMM have other microkernels.
 
 use crate::simd::Simd;
 
 /// The current position in the micro-panels of A and B of a register tile. They may be packed or, unlike in BLIS, rows
 /// of the matrices themselves.
 pub(crate) struct MicroPanels {
-    /// Rows 0, 3 and 6 of A: an x86 address reaches the two rows after each by its scaled index.
+    /// Rows 0, 3 and 6 of A: an x86 address reaches the two rows after each by its scaled index. Of a transposed A only
+    /// the first is used, the current row.
     a: [*const f32; 3],
     lda: usize,
     b: *const f32,
@@ -20,8 +21,9 @@ impl MicroPanels {
         MicroPanels { a: [0, 3, 6].map(|row| a.wrapping_add(row * lda)), lda, b, ldb }
     }
 
-    /// `sums += a bᵀ` with column `term` of A, counted from the current position, and the current row of B, and
-    /// advances B. A transposed A, whose rows are terms, advances as well; `term` is then ignored.
+    /// `sums += a bᵀ`, where `b` is the current row of B and `a` column `term` of A, counted from the current position;
+    /// then B advances by a row. A row-major A advances by [`MicroPanels::advance_a`] only. The rows of a transposed A
+    /// are terms: `a` is its current row, it advances with B, and `term` is ignored.
     ///
     /// # Safety
     /// `ROWS` elements of A and `VECTORS` vectors of B must be readable there.

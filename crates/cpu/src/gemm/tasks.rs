@@ -22,7 +22,8 @@ impl TaskGrid {
         TaskGrid::with_tile(threads, [m, n], [mr, nr], if undivided { m } else { MC })
     }
 
-    /// Blocks of at most about `mc` rows, multiples of a tile of `[mr, nr]`.
+    /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`; all blocks of a share but the last are whole tiles of
+    /// `[mr, nr]`.
     pub fn with_tile(threads: usize, [m, n]: [usize; 2], [mr, nr]: [usize; 2], mc: usize) -> TaskGrid {
         let min_row_blocks = m.div_ceil(mc.max(1)).max(1);
         // With a row block for each thread, all threads get equally many rows.
@@ -31,7 +32,8 @@ impl TaskGrid {
     }
 
     /// Blocks of the fewest register tiles: the rows are not divided into equal shares, each of which would end in a
-    /// partial tile. For convolutions, which have few rows and gain nothing if threads keep their rows.
+    /// partial tile. For convolutions: in small results (49 pixels at 7 x 7) partial tiles are a large share, and threads
+    /// gain nothing from keeping their rows.
     pub fn fewest_tiles(isa: Isa, threads: usize, m: usize, n: usize) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_shares(threads, [m, n], [mr, nr], m.div_ceil(MC).max(1), 1)

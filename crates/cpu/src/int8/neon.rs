@@ -1,5 +1,5 @@
-//! Dot products of bytes on AArch64. Activations are stored as signed bytes, their values minus 128, since the dot
-//! product extension multiplies signed by signed; without the extension, products are widened and added in pairs.
+//! Dot products of bytes on AArch64. Activations are stored as signed bytes, `q - 128`, since the dot product extension
+//! multiplies signed by signed; without it, products of 16 bits are added in pairs to sums of 32.
 
 use std::arch::aarch64::*;
 use std::arch::asm;

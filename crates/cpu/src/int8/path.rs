@@ -101,11 +101,11 @@ impl DotPath {
                 #[cfg(target_arch = "x86_64")]
                 DotPath::Amx | DotPath::Avx512Vnni => super::x86::Avx512Vnni::new().vectorize(kernel),
                 #[cfg(target_arch = "x86_64")]
-                DotPath::Avx512 => super::x86::Avx512Wide::new().vectorize(kernel),
+                DotPath::Avx512 => super::x86::Avx512Widening::new().vectorize(kernel),
                 #[cfg(target_arch = "x86_64")]
                 DotPath::AvxVnni => super::x86::AvxVnni::new().vectorize(kernel),
                 #[cfg(target_arch = "x86_64")]
-                DotPath::Avx2 => super::x86::Avx2Wide::new().vectorize(kernel),
+                DotPath::Avx2 => super::x86::Avx2Widening::new().vectorize(kernel),
                 #[cfg(target_arch = "aarch64")]
                 DotPath::NeonDot => super::neon::NeonDot::new().vectorize(kernel),
                 #[cfg(target_arch = "aarch64")]

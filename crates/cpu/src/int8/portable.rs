@@ -15,7 +15,7 @@ unsafe impl Dot for PortableDot {
     type Left = [i16; 2];
     type Right = [i16; 8];
     const GROUP: usize = 2;
-    /// An activation is stored as i16.
+    /// Activations are stored as `q - zero`, which takes 9 bits: an i16.
     const LEFT_BYTES: usize = 2;
 
     #[inline(always)]

@@ -1,6 +1,7 @@
-//! Dot products of bytes on x86-64: with VNNI, unsigned activations times signed weights, four terms at a time; without
-//! it, both widened to 16 bits, two terms at a time (`vpmaddubsw` would be twice as wide, but its sums saturate).
-//! PMADDWD, which multiplies pairs, is part of SSE2, so the last path runs on every x86-64 machine.
+//! Dot products of bytes on x86-64. With VNNI: unsigned activations times signed weights, four terms at a time. Without
+//! it: both as 16-bit integers, two terms at a time. Activations are stored so, as `q - zero`; weights are widened as
+//! they are loaded (`vpmaddubsw` would take bytes, twice as many, but its sums saturate). Its instruction, `pmaddwd`, is
+//! part of SSE2, so the last path runs on every x86-64 machine.
 
 use std::arch::x86_64::*;
 
@@ -12,16 +13,17 @@ token! {
     Avx512Vnni(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"
 }
 token! {
-    /// Proof that the machine has the instructions of [`Avx512`].
-    Avx512Wide(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
+    /// Proof that the machine has the instructions of [`Avx512`]: the path without VNNI, which widens weights to 16 bits.
+    Avx512Widening(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 }
 token! {
     /// Proof that the machine has the instructions of [`Avx2`] and AVX-VNNI.
     AvxVnni(Avx2) = "avx2,fma,avxvnni"
 }
 token! {
-    /// Proof that the machine has the instructions of [`Avx2`].
-    Avx2Wide(Avx2) = "avx2,fma"
+    /// Proof that the machine has the instructions of [`Avx2`]: the path without AVX-VNNI, which widens weights to 16
+    /// bits.
+    Avx2Widening(Avx2) = "avx2,fma"
 }
 
 /// The operations that paths of one vector width share, from the names of their intrinsics.
@@ -133,7 +135,7 @@ unsafe impl Dot for Avx512Vnni {
 }
 
 // SAFETY: 512-bit registers hold 16 f32, 16 i32 and 32 16-bit integers.
-unsafe impl Dot for Avx512Wide {
+unsafe impl Dot for Avx512Widening {
     vectors512!();
     centred_words!();
     operations! {
@@ -182,7 +184,7 @@ unsafe impl Dot for AvxVnni {
 }
 
 // SAFETY: 256-bit registers hold 8 f32, 8 i32 and 16 16-bit integers.
-unsafe impl Dot for Avx2Wide {
+unsafe impl Dot for Avx2Widening {
     vectors256!();
     centred_words!();
     operations! {
@@ -258,7 +260,7 @@ mod tests {
         if !is_x86_feature_detected!("avx2") {
             return;
         }
-        let x = [-3.0f32, -2.5, -1.5, 0.0, 0.5, 1.5, 251.6, 252.5];
+        let x = [-3.0f32, -2.5, -1.5, 0.0, 0.5, 1.5, 252.5, 300.0];
         let mut bytes = [0u8; 8];
         // SAFETY: AVX2 was detected; both arrays have 8 elements.
         unsafe { store_bytes(bytes.as_mut_ptr(), _mm256_loadu_ps(x.as_ptr()), 3) };

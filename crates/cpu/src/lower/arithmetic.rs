@@ -1,7 +1,7 @@
 //! Elementwise operations: [`elementwise`] and [`elementwise2`] turn a function of elements into a kernel.
 
+use vit_graph::Type;
 use vit_graph::ops::{Binary, Unary};
-use vit_graph::{Shape, Type};
 
 use super::movement::RowStrides;
 use super::{Lowered, TASK};
@@ -22,7 +22,8 @@ pub(super) fn scale(factor: f32) -> Lowered {
 
 pub(super) fn unary(op: Unary) -> Lowered {
     match op {
-        // Hardware instructions; `powf` is a library call.
+        // Hardware instructions, where `powf` is a library call. Exponents of ±0.5 differ from it at -0 (in the sign) and
+        // at -∞ (NaN), which no model computes the root of.
         Unary::Power(-0.5) => elementwise(|x| 1.0 / x.sqrt()),
         Unary::Power(0.5) => elementwise(f32::sqrt),
         Unary::Power(-1.0) => elementwise(|x| 1.0 / x),
@@ -62,9 +63,8 @@ pub(super) fn elementwise2(
             });
         }));
     }
-    // The loops below run over the last axis, which a scalar does not have.
-    let shape = if output.shape.is_empty() { Shape::from([1]) } else { output.shape.clone() };
-    let (a, b) = (RowStrides::broadcast(&inputs[0].shape, &shape)?, RowStrides::broadcast(&inputs[1].shape, &shape)?);
+    let shape = &output.shape;
+    let (a, b) = (RowStrides::broadcast(&inputs[0].shape, shape)?, RowStrides::broadcast(&inputs[1].shape, shape)?);
     let row = shape.last().max(1);
     let rows_per_task = TASK.div_ceil(row);
     Ok(Lowered::new(move |p, inputs, outputs, _| {
@@ -72,7 +72,7 @@ pub(super) fn elementwise2(
             for (i, out) in out.chunks_exact_mut(row).enumerate() {
                 let index = chunk * rows_per_task + i;
                 let (a_at, b_at) = (a.row(index), b.row(index));
-                // A stride of 0: the element is broadcast along the row.
+                // Along a row the stride is 1, or 0 where the element is broadcast. The last arm has 0 for both.
                 match (a.inner(), b.inner()) {
                     (1, 1) => {
                         let (x, y) = (&inputs[0][a_at..][..row], &inputs[1][b_at..][..row]);

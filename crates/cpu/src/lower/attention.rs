@@ -1,5 +1,6 @@
-//! Attention and its gradient: the views of inputs and outputs as queries, keys and values. The bias, if there is one,
-//! is the first input after those; the seed of dropout is the last input.
+//! Attention and its gradient: views of the inputs and outputs as queries, keys and values. The inputs of the forward
+//! pass are query, key and value (`op.operands()`: one input if packed, else three), then the bias if there is one, then
+//! the seed if there is dropout.
 
 use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};
@@ -49,13 +50,15 @@ pub(super) fn forward(processor: &Processor, op: &Attention, inputs: &[Type]) ->
     .with_workspace(workspace)
 }
 
-/// Inputs: the gradient of the result, the result, its log-sum-exp, then the inputs of the forward pass.
+/// Inputs: the gradient of the result, the result, the log-sum-exp of every row of scores, then the inputs of the
+/// forward pass.
 pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type]) -> Lowered {
     let (op, shape) = (op.0, shape_of(&op.0, &inputs[3..]));
     let groups = if op.bias { inputs[3 + op.operands()].shape[0] } else { 1 };
     let workspace = attention::backward_workspace(processor.pool.threads(), &shape);
-    // The kernel writes all gradients of query, key and value; one without consumers goes to the workspace.
-    let unused_sizes: [usize; 3] = if op.packed { [0; 3] } else { [0, 1, 2].map(|i| inputs[3 + i].shape.elements()) };
+    // The kernel writes all gradients of query, key and value. The first output always has memory (`Operation`'s
+    // `always_writes_first_output`); gradients of key and value without consumers go to the workspace.
+    let unused_sizes = if op.packed { [0; 2] } else { [1, 2].map(|i| inputs[3 + i].shape.elements()) };
     Lowered::new(move |p, inputs, outputs, workspace| {
         let forward_inputs = &inputs[3..];
         let [q, k, v] = views(&op, &shape, forward_inputs);
@@ -69,13 +72,12 @@ pub(super) fn backward(processor: &Processor, op: &AttentionGrad, inputs: &[Type
             GradOutputs::Packed(gradients[0])
         } else {
             let [dq, dk, dv] = gradients else { unreachable!("three gradients") };
-            let (unused_q, unused) = unused.split_at_mut(unused_sizes[0]);
-            let (unused_k, unused_v) = unused.split_at_mut(unused_sizes[1]);
-            let view = |d, unused, rows| HeadViewMut::dense(consumed(d).unwrap_or(unused), rows, heads, head_dim);
+            let (unused_k, unused_v) = unused.split_at_mut(unused_sizes[0]);
+            let view = |d, unused| HeadViewMut::dense(consumed(d).unwrap_or(unused), keys, heads, head_dim);
             GradOutputs::Separate {
-                dq: view(dq, unused_q, queries),
-                dk: view(dk, unused_k, keys),
-                dv: view(dv, unused_v, keys),
+                dq: HeadViewMut::dense(dq, queries, heads, head_dim),
+                dk: view(dk, unused_k),
+                dv: view(dv, unused_v),
             }
         };
         let args = attention::AttentionGradArgs {

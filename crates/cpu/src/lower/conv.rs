@@ -1,5 +1,6 @@
-//! The convolutions that `fuse_conv` does not rewrite (grouped ones), and the gradients of all: im2col and one matrix
-//! product for each image and group, except that depthwise gradients have their own kernels. Images are channels-last.
+//! Convolutions with several groups, unless depthwise (what `fuse_conv` and `patchify` leave), and the gradients of all
+//! convolutions: im2col and one matrix product for each image and group, except that depthwise gradients have kernels of
+//! their own. Images are channels-last.
 
 use vit_graph::Type;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
@@ -10,7 +11,8 @@ use crate::device::Processor;
 use crate::gemm::{self, ALayout, BLayout, Matmul};
 use crate::thread_pool::ThreadPool;
 
-/// A convolution by im2col. Patches and, in the workspace, filters have the order `[kernel row, kernel column, channel]`.
+/// A convolution by im2col. Patches and, in the workspace, filters have the order `[kernel row, kernel column,
+/// channel]`.
 #[derive(Clone, Copy)]
 struct Im2col {
     geometry: ConvGeometry,

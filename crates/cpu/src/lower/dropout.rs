@@ -6,7 +6,7 @@ use vit_graph::random::Seed;
 
 use super::{Lowered, TASK};
 
-/// The value of the graph's seed input.
+/// The value of the graph's seed input, whose i32 are passed as the bits of f32 (`NodeKernel`).
 pub(super) fn seed_of(elements: &[f32]) -> Seed {
     let words: &[i32] = bytemuck::cast_slice(elements);
     Seed([words[0], words[1], words[2], words[3]])

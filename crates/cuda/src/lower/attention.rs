@@ -182,7 +182,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     Ok(())
 }
 
-/// From `dy`, the result, its log-sum-exp and the attention's inputs to the gradients of operands and bias.
+/// From `dy`, the result, the log-sum-exp of every row of scores and the attention's inputs to the gradients of operands
+/// and bias.
 pub(super) fn backward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     let call = AttentionCall::new(op, 3, e)?;
     let x = call.extents;

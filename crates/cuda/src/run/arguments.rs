@@ -26,6 +26,15 @@ impl CStruct {
         self.push(&(value as u32).to_ne_bytes())
     }
 
+    /// As [`CStruct::u32`], for values that may be negative.
+    pub fn i32s(self, values: &[isize]) -> Self {
+        values.iter().fold(self, |mut fields, &value| {
+            let beyond = i32::try_from(value).is_err().then_some(value.unsigned_abs());
+            fields.too_large = fields.too_large.or(beyond);
+            fields.push(&(value as i32).to_ne_bytes())
+        })
+    }
+
     pub fn u64(self, value: u64) -> Self {
         self.push(&value.to_ne_bytes())
     }
@@ -138,7 +147,9 @@ mod tests {
         let arguments = KernelArguments::new().u32(largest).fields(CStruct::new().u32s(&[1, largest]));
         assert_eq!(arguments.too_large(), None);
         assert_eq!(arguments.clone().u32(largest + 1).u32(1).prepend(&[]).too_large(), Some(largest + 1));
-        assert_eq!(arguments.fields(CStruct::new().u32(1 << 40)).too_large(), Some(1 << 40));
+        assert_eq!(arguments.clone().fields(CStruct::new().u32(1 << 40)).too_large(), Some(1 << 40));
+        assert_eq!(arguments.clone().fields(CStruct::new().i32s(&[-1 << 31])).too_large(), None);
+        assert_eq!(arguments.fields(CStruct::new().i32s(&[-1, -1 << 33])).too_large(), Some(1 << 33));
     }
 
     #[test]
@@ -148,5 +159,6 @@ mod tests {
         assert_eq!(bytes[8], 2);
         assert_eq!(bytes[16], 3);
         assert_eq!(CStruct::new().u32(1).f32(0.5).u32(7).finish().len(), 12);
+        assert_eq!(CStruct::new().i32s(&[-1]).finish(), [255; 4]);
     }
 }

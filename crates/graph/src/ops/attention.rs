@@ -297,6 +297,10 @@ impl Operation for AttentionGrad {
         grads
     }
 
+    fn always_writes_first_output(&self) -> bool {
+        true
+    }
+
     fn input_precision(&self, input: usize) -> InputPrecision {
         InputPrecision::f32_if(input == 2)
     }

@@ -60,7 +60,7 @@ impl Standardise {
         let scalar = |n: f32| weight.constant(Constant::filled(Shape::default(), n));
         let factor = match self {
             Standardise::Variance(epsilon) => (variance + scalar(epsilon)).power(-0.5),
-            Standardise::Deviation(epsilon) => (variance.power(0.5) + scalar(epsilon)).power(-1.0),
+            Standardise::Deviation(epsilon) => (variance.sqrt() + scalar(epsilon)).power(-1.0),
         };
         (centred * factor).reshape(shape)
     }
@@ -147,7 +147,32 @@ pub fn pointwise(x: &Tensor, features: usize, init: Init, name: &str) -> Tensor 
 
 #[cfg(test)]
 mod tests {
-    use super::Padding;
+    use vit_graph::autodiff::gradients;
+    use vit_graph::reference::{self, Array, Bindings};
+    use vit_graph::{DType, Tensor};
+
+    use super::{Padding, Standardise};
+
+    #[test]
+    fn filters_of_equal_weights_have_finite_gradients() {
+        for standardise in [Standardise::Variance(1e-10), Standardise::Deviation(1e-10)] {
+            let weight = Tensor::input("weight", DType::F32, [2, 1, 2, 2]);
+            let weighted = &standardise.apply(&weight) * &weight;
+            weighted.sum([0, 1, 2, 3]).output("loss");
+            let value = weight.value().unwrap();
+            let mut graph = weight.finish().unwrap();
+            let loss = graph.output("loss").unwrap();
+            let gradient = gradients(&mut graph, loss, &[value]).unwrap()[0];
+            graph.set_output("gradient", gradient).unwrap();
+            let weights = vec![0.0, 0.0, 0.0, 0.0, 1.0, 2.0, -1.0, 0.5];
+            let found =
+                reference::run(&graph, &Bindings::new().with("weight", Array::new([2, 1, 2, 2], weights))).unwrap();
+            assert!(
+                found.iter().all(|(_, array)| array.data().iter().all(|x| x.is_finite())),
+                "{standardise:?}: {found:?}"
+            );
+        }
+    }
 
     #[test]
     fn padding_is_that_of_the_libraries() {

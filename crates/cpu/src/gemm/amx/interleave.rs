@@ -15,12 +15,13 @@ pub(super) struct AccumulatorStore {
     pub sums: *const f32,
     /// Rows left.
     pub rows: usize,
-    /// Whether C holds the sums of other kc blocks, to be added.
+    /// Whether the old C is added: it holds the sums of earlier kc blocks, or the caller accumulates.
     pub add_c: bool,
     pub c: *mut f32,
     pub ldc: usize,
-    /// Added after the activation, unless it is null, and its row stride.
+    /// Added after the activation; null if unused.
     pub residual: *const f32,
+    /// Row stride of `residual`.
     pub residual_stride: usize,
 }
 

@@ -216,7 +216,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                         ldc,
                         add_c,
                         epilogue: epilogue.part(row, column),
-                        pre_activation: None,
+                        residual_before_activation: None,
                         d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(offset) },
                     };
                     to_c.store(s, sums, ACC_SIDE, 0, rows);

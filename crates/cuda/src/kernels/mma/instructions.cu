@@ -1,6 +1,7 @@
 // Instructions that every GPU since Ampere has: mma, ldmatrix, cp.async.
 
-// TEXT(ELEMENT) is the operand type of mma as a string, bf16 or f16.
+// ELEMENT is the storage type, bf16 for all kernels of this folder (the default in `compile/sources.rs`). TEXT(ELEMENT) is
+// its name as a string, which is also that of mma's operand type.
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 

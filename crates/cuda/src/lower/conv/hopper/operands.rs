@@ -50,14 +50,12 @@ pub(super) struct InputTaps {
 
 impl InputTaps {
     pub fn fields(&self) -> CStruct {
-        // Two's complement: the lower 32 bits of a negative value are that value as an i32.
-        let signed = |values: [isize; 2]| values.map(|n| n as usize);
         CStruct::new()
             .u32s(&self.size)
             .u32s(&self.strides)
-            .u32s(&signed(self.first))
+            .i32s(&self.first)
             .u32s(&self.pixel_step)
-            .u32s(&signed(self.tap_step))
+            .i32s(&self.tap_step)
             .u32s(&self.taps)
             .u32(self.channels)
     }
