@@ -137,6 +137,7 @@ fn same_bits(model: &'static str, size: [usize; 2], recipe: &Recipe, devices: &[
             all_fine(group(processes).begin(&name, recipe, u64::MAX), true);
             assert_same(&name, &one, &scene.last(&name));
             assert_eq!(group(1).metrics(&name), group(1).metrics(&format!("1-{ahead}")));
+            scene.remove(&name);
         }
         for (stop, processes) in [(1, 2), (2, 1)] {
             let name = name(&format!("stopped-{stop}"));
@@ -145,6 +146,7 @@ fn same_bits(model: &'static str, size: [usize; 2], recipe: &Recipe, devices: &[
             assert!(at > stop && at < one.position.step, "stopped after step {at}");
             all_fine(group(processes).resume(&name, u64::MAX), true);
             assert_same(&name, &one, &scene.last(&name));
+            scene.remove(&name);
         }
     }
 }
@@ -209,6 +211,7 @@ fn state_that_processes_divide_has_the_bits_of_one_process() {
             assert_eq!(one.metrics(&name), one.metrics("one"), "{name}");
             let best = |name: &str| RunFolder::open(scene.folder.path().join(name)).unwrap().best().open().unwrap();
             assert_eq!(best(&name).snapshot.weights, best("one").snapshot.weights, "{name}");
+            scene.remove(&name);
         }
     }
     all_fine(group(4, ShardedState::All).begin("stopped", &recipe, 1), false);

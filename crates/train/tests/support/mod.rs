@@ -166,6 +166,11 @@ impl Scene {
     pub fn last(&self, name: &str) -> Snapshot {
         RunFolder::open(self.folder.path().join(name)).unwrap().last().open().unwrap().snapshot
     }
+
+    /// Removes a run: those of models of usual size take hundreds of megabytes each.
+    pub fn remove(&self, name: &str) {
+        std::fs::remove_dir_all(self.folder.path().join(name)).unwrap();
+    }
 }
 
 pub fn assert_same_bits(what: &str, a: &Weights, b: &Weights) {
