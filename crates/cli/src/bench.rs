@@ -1,16 +1,18 @@
-//! `vit bench`: the speed of models, operations, image loading and search on this machine.
+//! `vit bench`: the speed of models, image loading and search on this machine, and profiles of models.
 
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::{Args, Subcommand};
-use serde_json::json;
-use vit::bench::{self, BenchOptions, Isa, Measurement};
+use serde_json::{Value, json};
+use vit::bench::{self, BenchOptions, Isa, Measurement, Profile, ProfileRow};
 use vit_data::dataset::{ReadOptions, is_formula, open_all};
 use vit_data::{Preprocess, find_images};
 use vit_search::{FileStamp, Index, IndexSettings, IndexWriter, ModelId, VectorType};
+use vit_system::atomic_file;
 use vit_train::finite_json;
 
 use crate::Outcome;
@@ -23,7 +25,7 @@ use crate::train::read_recipe;
 /// Measure how fast models run and images load
 #[derive(Args)]
 #[command(
-    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench train --model Ti/16 --batch 16\n  vit bench ops --model B/16\n  vit bench data examples/images\n  vit bench search --vectors 100000"
+    after_help = "Examples:\n  vit bench infer --model B/16 --batch 8\n  vit bench infer --model B/16 --profile\n  vit bench train --model Ti/16 --batch 16\n  vit bench data examples/images\n  vit bench search --vectors 100000"
 )]
 pub struct Arguments {
     #[command(subcommand)]
@@ -56,14 +58,6 @@ enum Benchmark {
         /// Change a setting of the recipe: --set pretraining.decoder_depth=8
         #[arg(long = "set", value_name = "KEY=VALUE", requires = "recipe")]
         settings: Vec<String>,
-    },
-    /// Time every operation of a model
-    Ops {
-        #[command(flatten)]
-        model: ModelArguments,
-        /// Of a training step rather than the forward pass
-        #[arg(long)]
-        train: bool,
     },
     /// Time decoding, resizing and normalising on one core
     Data {
@@ -126,6 +120,10 @@ struct ModelArguments {
     /// CPU instructions: amx, avx512, avx2, neon or portable [default: the best]
     #[arg(long, help_heading = "How to run")]
     isa: Option<Isa>,
+    /// Time every operation and layer, and write a trace for ui.perfetto.dev or
+    /// chrome://tracing [default FILE: trace.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "trace.json")]
+    profile: Option<PathBuf>,
     /// Seconds to measure
     #[arg(long, default_value_t = 5.0)]
     seconds: f64,
@@ -164,15 +162,24 @@ fn seconds(seconds: f64) -> Duration {
 
 pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     match arguments.benchmark {
-        Benchmark::Infer { model, text } => whole(&model, bench::infer(&BenchOptions { text, ..model.options() })?),
+        Benchmark::Infer { model, text } => {
+            let options = BenchOptions { text, ..model.options() };
+            match &model.profile {
+                Some(trace) => profile(&model, &bench::profile(&options, false)?, trace),
+                None => whole(&model, bench::infer(&options)?),
+            }
+        }
         Benchmark::Train { model, recompute, nccl, recipe, settings } => {
             let mut recipe = recipe.as_deref().map(read_recipe).transpose()?;
             if let Some(recipe) = &mut recipe {
                 recipe.set_all(settings.iter().map(String::as_str))?;
             }
-            whole(&model, bench::train(&BenchOptions { recompute, nccl, recipe, ..model.options() })?)
+            let options = BenchOptions { recompute, nccl, recipe, ..model.options() };
+            match &model.profile {
+                Some(trace) => profile(&model, &bench::profile(&options, true)?, trace),
+                None => whole(&model, bench::train(&options)?),
+            }
         }
-        Benchmark::Ops { model, train } => operations(&model, train),
         Benchmark::Search(arguments) => search(&arguments),
         Benchmark::Data { images, image_size, seconds: time, json } => {
             let preprocess = Preprocess { image_size, crop_pct: 0.875, ..Preprocess::default() };
@@ -296,48 +303,59 @@ fn whole(arguments: &ModelArguments, m: Measurement) -> anyhow::Result<Outcome> 
     Ok(Outcome::Fine)
 }
 
-fn operations(arguments: &ModelArguments, training: bool) -> anyhow::Result<Outcome> {
-    let all = bench::ops(&arguments.options(), training)?;
+fn profile(arguments: &ModelArguments, profile: &Profile, trace: &Path) -> anyhow::Result<Outcome> {
+    atomic_file::write(trace, profile.chrome_trace().to_string())
+        .with_context(|| format!("the trace {} cannot be written", trace.display()))?;
+    let (operations, layers) = (profile.by_operation(), profile.by_layer());
     let mut out = std::io::stdout().lock();
     if arguments.json {
-        let list: Vec<_> = all
-            .iter()
-            .map(|o| {
-                json!({
-                    "op": o.op, "shapes": o.shapes, "count": o.count, "ms": o.ms, "share": o.share,
-                    "gflops": o.gflops, "peak_share": o.peak_share, "gbytes_per_s": o.gbytes,
-                })
-            })
-            .collect();
-        let object = json!({ "model": arguments.name(), "batch": arguments.batch, "train": training, "ops": list });
+        let object = json!({
+            "model": arguments.name(), "batch": arguments.batch, "runs": profile.runs, "ms": profile.total_ms(),
+            "peak_gflops": profile.peak_gflops, "operations": rows(&operations), "layers": rows(&layers),
+            "trace": trace,
+        });
         writeln!(out, "{:#}", finite_json(object))?;
         return Ok(Outcome::Fine);
     }
-    let columns = [
-        ("OPERATION", Align::Left),
-        ("SHAPES", Align::Left),
-        ("COUNT", Align::Right),
-        ("MS", Align::Right),
-        ("SHARE", Align::Right),
-        ("GFLOP/S", Align::Right),
-        ("OF PEAK", Align::Right),
-        ("GB/S", Align::Right),
-    ];
-    let mut table = Table::new(&columns);
-    for o in &all {
-        let rate = |value: String| if o.gflops > 0.0 { value } else { String::new() };
-        table.row(vec![
-            o.op.clone(),
-            o.shapes.clone(),
-            o.count.to_string(),
-            format!("{:.3}", o.ms),
-            format!("{:.1}%", 100.0 * o.share),
-            rate(format!("{:.0}", o.gflops)),
-            rate(format!("{:.0}%", 100.0 * o.peak_share)),
-            format!("{:.1}", o.gbytes),
-        ]);
-    }
-    table.print(&mut out, |_| None)?;
-    writeln!(out, "{:.3} ms in all", all.iter().map(|o| o.ms).sum::<f64>())?;
+    print_rows(&mut out, "LAYER", &layers)?;
+    writeln!(out)?;
+    print_rows(&mut out, "OPERATION", &operations)?;
+    writeln!(out)?;
+    let (total, runs) = (profile.total_ms(), profile.runs);
+    writeln!(out, "{total:.3} ms in all, medians of {runs} runs; trace in {}", trace.display())?;
     Ok(Outcome::Fine)
+}
+
+fn rows(rows: &[ProfileRow]) -> Vec<Value> {
+    let row = |r: &ProfileRow| {
+        json!({
+            "name": r.name, "shapes": r.shapes, "count": r.count, "ms": r.ms, "share": r.share, "gflops": r.gflops,
+            "peak_share": r.peak_share, "gbytes_per_s": r.gbytes,
+        })
+    };
+    rows.iter().map(row).collect()
+}
+
+fn print_rows(out: &mut impl Write, heading: &str, rows: &[ProfileRow]) -> anyhow::Result<()> {
+    let with_shapes = rows.iter().any(|row| !row.shapes.is_empty());
+    let mut columns = vec![(heading, Align::Left)];
+    columns.extend(with_shapes.then_some(("SHAPES", Align::Left)));
+    columns.extend(["COUNT", "MS", "SHARE", "GFLOP/S", "OF PEAK", "GB/S"].map(|name| (name, Align::Right)));
+    let mut table = Table::new(&columns);
+    for row in rows {
+        let rate = |value: String| if row.gflops > 0.0 { value } else { String::new() };
+        let mut cells = vec![row.name.clone()];
+        cells.extend(with_shapes.then(|| row.shapes.clone()));
+        cells.extend([
+            row.count.to_string(),
+            format!("{:.3}", row.ms),
+            format!("{:.1}%", 100.0 * row.share),
+            rate(format!("{:.0}", row.gflops)),
+            rate(format!("{:.0}%", 100.0 * row.peak_share)),
+            format!("{:.1}", row.gbytes),
+        ]);
+        table.row(cells);
+    }
+    table.print(out, |_| None)?;
+    Ok(())
 }

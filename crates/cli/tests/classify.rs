@@ -85,9 +85,11 @@ fn batch_and_threads_do_not_change_the_results() {
     };
     let first = run("8", "2");
     assert_eq!(first.lines().count(), 40);
-    for (batch, threads) in [("1", "1"), ("3", "2"), ("64", "3")] {
+    for (batch, threads) in [("1", "1"), ("3", "2"), ("12", "3")] {
         assert_eq!(run(batch, threads), first, "--batch {batch} --threads {threads}");
     }
+    // With AMX, products of 512 rows and more have another order of summation than smaller ones, on any number of threads.
+    assert_eq!(run("64", "1"), run("64", "3"));
 }
 
 #[test]

@@ -3,12 +3,12 @@
 //! Times are medians over repeated runs. Rates are compared with the machine's peak, which is measured before and after.
 
 mod data;
-mod ops;
 mod peak;
+mod profile;
 mod steps;
 
 pub use data::{DataMeasurement, data, drawn as drawn_data};
-pub use ops::{OpMeasurement, ops};
+pub use profile::{Profile, ProfileRow, ProfiledStep, profile};
 pub use steps::{Measurement, infer, train};
 
 use std::sync::Arc;
