@@ -14,7 +14,7 @@ SECONDS = float(os.environ.get("BENCH_SECONDS", 3))
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 VIT = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "release", "vit")
-PICTURE = os.path.join(ROOT, "crates", "data", "tests", "fixtures", "preprocess", "usual.jpg")
+IMAGE = os.path.join(ROOT, "crates", "data", "tests", "fixtures", "preprocess", "usual.jpg")
 
 
 class Peer:
@@ -89,8 +89,8 @@ def models(part, peers, works, precision=None):
 
 
 def data():
-    others = [Peer(name, PICTURE, 1) for name in ["Pillow", "torchvision decoder"]]
-    measured = rounds(others, lambda: vit("data", PICTURE))
+    others = [Peer(name, IMAGE, 1) for name in ["Pillow", "torchvision decoder"]]
+    measured = rounds(others, lambda: vit("data", IMAGE))
     ours = statistics.median(m["images_per_s"] for m in measured)
     rows = [(p.name, f"{1 / p.median():7.0f} images/s  vit {ours * p.median():.2f}x") for p in others]
     rows.append(("vit", f"{ours:7.0f} images/s"))
