@@ -75,8 +75,6 @@ functions! {
     get_error_string = b"ncclGetErrorString\0" (Status) -> *const c_char;
     get_last_error = b"ncclGetLastError\0" (Handle) -> *const c_char;
     all_reduce = b"ncclAllReduce\0" (u64, u64, usize, c_int, c_int, Handle, *mut c_void) -> Status;
-    reduce_scatter = b"ncclReduceScatter\0" (u64, u64, usize, c_int, c_int, Handle, *mut c_void) -> Status;
-    all_gather = b"ncclAllGather\0" (u64, u64, usize, c_int, Handle, *mut c_void) -> Status;
     send = b"ncclSend\0" (u64, usize, c_int, c_int, Handle, *mut c_void) -> Status;
     recv = b"ncclRecv\0" (u64, usize, c_int, c_int, Handle, *mut c_void) -> Status;
     group_start = b"ncclGroupStart\0" () -> Status;
@@ -196,37 +194,11 @@ impl NcclCommunicator {
         }
     }
 
-    /// Adds `size * count` f32 of all ranks; this rank receives part number `rank` of the sum.
-    ///
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    pub unsafe fn reduce_scatter(
-        &self,
-        values: u64,
-        part: u64,
-        count: usize,
-        stream: *mut c_void,
-    ) -> Result<(), GraphError> {
-        // SAFETY: the caller guarantees memory and stream.
-        let status = unsafe { (self.nccl.reduce_scatter)(values, part, count, F32, SUM, self.handle, stream) };
-        self.check(status, "adding gradients")
-    }
-
-    /// Gathers `bytes` bytes of every rank, in the order of the ranks.
-    ///
-    /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
-    pub unsafe fn all_gather(&self, part: u64, all: u64, bytes: usize, stream: *mut c_void) -> Result<(), GraphError> {
-        // SAFETY: the caller guarantees memory and stream.
-        let status = unsafe { (self.nccl.all_gather)(part, all, bytes, BYTES, self.handle, stream) };
-        self.check(status, "gathering parameters")
-    }
-
     /// Sends and receives all messages at the same time.
     ///
     /// # Safety
     /// As [`all_reduce`](Self::all_reduce).
-    pub unsafe fn exchange(
+    pub unsafe fn send_receive(
         &self,
         outgoing: &[DeviceMessage],
         incoming: &[DeviceMessage],

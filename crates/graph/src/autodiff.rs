@@ -54,7 +54,7 @@ fn differentiate(
     sums: &[Option<Value>],
     finish: FinishGradient,
 ) -> Result<Vec<Value>, GraphError> {
-    graph.restoring_place(|graph| append_backward(graph, starts, wrt, sums, finish))
+    graph.restoring_phase_and_scope(|graph| append_backward(graph, starts, wrt, sums, finish))
 }
 
 fn append_backward(

@@ -164,8 +164,8 @@ impl Graph {
         std::mem::replace(&mut self.phase, phase)
     }
 
-    /// Restores phase and scope after `append`, also if it returns an error in the middle of a part.
-    pub(crate) fn restoring_place<T>(&mut self, append: impl FnOnce(&mut Graph) -> T) -> T {
+    /// Restores phase and scope after `append`, also if it returns an error before it leaves a scope.
+    pub(crate) fn restoring_phase_and_scope<T>(&mut self, append: impl FnOnce(&mut Graph) -> T) -> T {
         let (phase, scope) = (self.phase, self.scope.clone());
         let appended = append(self);
         (self.phase, self.scope) = (phase, scope);
@@ -201,7 +201,7 @@ impl Graph {
         Ok(())
     }
 
-    /// A copy of a value.
+    /// A copy of a value in memory of its own; no rewrite removes it.
     fn copied(&mut self, value: Value) -> Result<Value, GraphError> {
         self.value(Scale(1.0), &[value])
     }
@@ -242,7 +242,8 @@ impl Graph {
                 reason,
             });
         }
-        // Devices overwrite parameters one after another at the end of a run, and outputs are read after it. So a new
+        // Devices write new values into parameters one after another at the end of a run, or in place where nothing reads the
+        // old value afterwards, and outputs are read after that. So a new
         // value must not share the memory of another parameter, nor an output that of an updated one.
         let root = root_of(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));

@@ -1,5 +1,5 @@
-//! The values that stay from run to run: parameters, constants, and what depends on them alone, which is computed once.
-//! Weights are packed where matrix products read them. Runs overwrite only the parameters that they update.
+//! The values that stay from run to run: parameters, constants, and what depends on them alone, which is computed when
+//! parameters are set, not in every run. Weights are packed where matrix products read them. Runs overwrite only the parameters that they update.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -18,8 +18,8 @@ use crate::buffer::Buffer;
 use crate::device::Processor;
 use crate::lower::{Lowered, WeightPacking};
 
-/// The buffers of parameters, constants and the values that depend on them alone. A buffer that steps use is allocated
-/// once and never moves.
+/// The buffers of parameters, constants and the values that depend on them alone. A buffer that a
+/// [`KernelStep`](super::step::KernelStep) uses is allocated once and never moves: the step holds its address.
 #[derive(Default)]
 pub(super) struct StoredBuffers {
     pub values: HashMap<Value, Arc<Buffer>>,
@@ -37,7 +37,7 @@ impl StoredBuffers {
     }
 }
 
-/// Writes a buffer of `len` elements, a new one or the one of an earlier call.
+/// Writes a buffer of `len` elements, a new one or, when parameters are set again, the old one in place.
 fn write<K: Eq + Hash>(
     buffers: &mut HashMap<K, Arc<Buffer>>,
     shared: &mut Option<SharedStorage>,
@@ -47,8 +47,9 @@ fn write<K: Eq + Hash>(
 ) -> Result<(), GraphError> {
     match (buffers.entry(key), shared) {
         (Entry::Occupied(mut entry), _) => {
-            let shared = || GraphError::device(DEVICE, "a constant that other executables share cannot be replaced");
-            fill(Arc::get_mut(entry.get_mut()).ok_or_else(shared)?.as_mut_slice());
+            // Not reached: parameters are not set again where buffers are shared.
+            let refused = || GraphError::device(DEVICE, "a shared constant cannot be replaced");
+            fill(Arc::get_mut(entry.get_mut()).ok_or_else(refused)?.as_mut_slice());
         }
         (Entry::Vacant(entry), shared) => {
             let mut buffer = Buffer::new(len)?;
@@ -65,7 +66,8 @@ fn write<K: Eq + Hash>(
 /// How everything in [`StoredBuffers`] is computed from parameters.
 pub(super) struct Constants {
     pub graph: Graph,
-    /// Nodes with a stored value, in topological order, and the kernels of those that compute something.
+    /// The constant nodes and the parameters that runs update, in topological order, with the kernels of those that
+    /// compute something (views do not).
     nodes: Vec<(NodeId, Option<Lowered>)>,
     /// The nodes that read a packed input.
     packings: Vec<(NodeId, WeightPacking)>,
@@ -85,7 +87,7 @@ impl Constants {
         Constants { graph, nodes, packings, uses }
     }
 
-    /// Fills the buffers; a value that no step reads unpacked is dropped after its last consumer among the constants.
+    /// Fills the buffers; a value that no [`KernelStep`](super::step::KernelStep) reads unpacked is dropped after its last consumer among the constants.
     pub fn compute(
         &self,
         processor: &Processor,
@@ -148,8 +150,9 @@ impl Constants {
         let input = |&value: &Value| stored.values[&root_of(&self.graph, value)].as_slice();
         let inputs: Vec<&[f32]> = node.inputs.iter().map(input).collect();
         let mut outputs: Vec<&mut [f32]> = results.iter_mut().map(Buffer::as_mut_slice).collect();
-        let updated = if *in_place { node.op.in_place() } else { &[] };
-        updated.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
+        // An in-place kernel finds the input in its output.
+        let in_place = if *in_place { node.op.in_place() } else { &[] };
+        in_place.iter().for_each(|&(input, output)| outputs[output].copy_from_slice(inputs[input]));
         kernel(processor, &inputs, &mut outputs, Buffer::new(*workspace)?.as_mut_slice());
         Ok(results)
     }

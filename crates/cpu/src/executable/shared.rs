@@ -44,7 +44,7 @@ impl SharedBuffers {
 /// Stores the constants of one executable; where another one has an equal buffer, both refer to that.
 pub(crate) struct SharedStorage {
     buffers: Arc<SharedBuffers>,
-    /// Bytes of new buffers that still fit, and the error for one that does not; `None` if the free memory is unknown.
+    /// Bytes of new buffers that still fit, those of intermediate constants included, and the error for one that does not; `None` if the free memory is unknown.
     room: Option<(u64, GraphError)>,
 }
 

@@ -16,24 +16,24 @@ pub(crate) struct TaskGrid {
 }
 
 impl TaskGrid {
-    /// Blocks for the microkernel of the instruction set; `undivided` keeps all rows in one block.
+    /// Blocks for the microkernel of the instruction set. `undivided`, for a B that is not packed, keeps all rows in one
+    /// block, so that each panel of B is packed only once.
     pub fn new(isa: Isa, threads: usize, m: usize, n: usize, undivided: bool) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_tile(threads, [m, n], [mr, nr], if undivided { m } else { MC })
     }
 
-    /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`; all blocks of a share but the last are whole tiles of
-    /// `[mr, nr]`.
+    /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`. With at least as many row blocks as threads, the rows are
+    /// first divided into equal shares, one for each thread, so that a thread has the same rows in every operation and
+    /// finds them in its cache. All blocks of a share but the last are whole tiles of `[mr, nr]`.
     pub fn with_tile(threads: usize, [m, n]: [usize; 2], [mr, nr]: [usize; 2], mc: usize) -> TaskGrid {
         let min_row_blocks = m.div_ceil(mc.max(1)).max(1);
-        // With a row block for each thread, all threads get equally many rows.
         let shares = if min_row_blocks >= threads { threads } else { 1 };
         TaskGrid::with_shares(threads, [m, n], [mr, nr], min_row_blocks, shares)
     }
 
-    /// Blocks of the fewest register tiles: the rows are not divided into equal shares, each of which would end in a
-    /// partial tile. For convolutions: in small results (49 pixels at 7 x 7) partial tiles are a large share, and threads
-    /// gain nothing from keeping their rows.
+    /// As few register tiles as possible: without equal shares, only the last row block ends in a partial tile. For
+    /// convolutions, which read other rows (their neighbours' pixels, too) than the operation before wrote.
     pub fn fewest_tiles(isa: Isa, threads: usize, m: usize, n: usize) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_shares(threads, [m, n], [mr, nr], m.div_ceil(MC).max(1), 1)

@@ -56,15 +56,10 @@ unsafe impl Dot for PortableDot {
     }
 
     #[inline(always)]
-    unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, weight_sums: *const i32) -> [f32; 4] {
+    unsafe fn load_centred_sums(self, sums: *const i32, offset: i32, _: *const i32) -> [f32; 4] {
+        debug_assert_eq!(offset, 0, "stored activations have no offset");
         // SAFETY: guaranteed by the caller.
-        let (sums, weight_sums) =
-            unsafe { (sums.cast::<[i32; 4]>().read_unaligned(), weight_sums.cast::<[i32; 4]>().read_unaligned()) };
-        let mut out = [0.0; 4];
-        for i in 0..4 {
-            out[i] = (sums[i] - offset * weight_sums[i]) as f32;
-        }
-        out
+        unsafe { sums.cast::<[i32; 4]>().read_unaligned() }.map(|sum| sum as f32)
     }
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Queries and keys of cosine attention.
+//! Normalisation of queries and keys for cosine attention (Swin V2).
 
 use vit_graph::Type;
 
@@ -9,6 +9,7 @@ fn shape_of(heads: usize, qkv: &Type) -> QkvShape {
     QkvShape { heads, head_dim: qkv.shape.last() / (3 * heads) }
 }
 
+/// From `qkv` and `scale` to `qkv` with queries of length `scale` and keys of length 1.
 pub(super) fn forward(heads: usize, qkv: &Type) -> Lowered {
     let shape = shape_of(heads, qkv);
     Lowered::new(move |p, inputs, outputs, _| {
@@ -16,7 +17,8 @@ pub(super) fn forward(heads: usize, qkv: &Type) -> Lowered {
     })
 }
 
-/// From `dy`, `qkv` and `scale` to `dqkv` and the dot products of queries.
+/// From `dy`, `qkv` and `scale` to `dqkv` and, if consumed, `x̂ · dy` of every query and head, whose sum is the gradient of
+/// the scale.
 pub(super) fn backward(heads: usize, qkv: &Type) -> Lowered {
     let shape = shape_of(heads, qkv);
     Lowered::new(move |p, inputs, outputs, _| {

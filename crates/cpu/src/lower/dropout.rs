@@ -1,4 +1,4 @@
-//! Dropout masks, computed from seed and position wherever they are used, never stored.
+//! Dropout masks, computed from seed, step and position wherever they are used, never stored.
 
 use vit_graph::Type;
 use vit_graph::ops::Dropout;
@@ -6,7 +6,7 @@ use vit_graph::random::Seed;
 
 use super::{Lowered, TASK};
 
-/// The value of the graph's seed input, whose i32 are passed as the bits of f32 (`NodeKernel`).
+/// The value of the graph's seed input (seed and step number), whose i32 are passed as the bits of f32.
 pub(super) fn seed_of(elements: &[f32]) -> Seed {
     let words: &[i32] = bytemuck::cast_slice(elements);
     Seed([words[0], words[1], words[2], words[3]])
@@ -25,11 +25,12 @@ impl DropoutMask {
         DropoutMask { seed: seed_of(seed), stream: op.stream, rate: op.rate }
     }
 
-    /// The factors of the decisions from `first` on, one per element or per sample: 0, or `1 / (1 - rate)`.
+    /// Elements of the mask from `first` on, one per element (dropout) or per sample (stochastic depth): 0, or
+    /// `1 / (1 - rate)`.
     pub fn factors(&self, first: u64, into: &mut [f32]) {
-        let kept = 1.0 / (1.0 - self.rate);
+        let scale = 1.0 / (1.0 - self.rate);
         for (i, factor) in (first..).zip(into) {
-            *factor = if self.seed.keeps(self.stream, i, self.rate) { kept } else { 0.0 };
+            *factor = if self.seed.keeps(self.stream, i, self.rate) { scale } else { 0.0 };
         }
     }
 }

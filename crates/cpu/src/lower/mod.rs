@@ -71,7 +71,7 @@ pub(crate) struct Lowered {
     pub workspace: usize,
     pub packing: Option<WeightPacking>,
     /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: when it starts, the output holds
-    /// the input, and the slice of the input is empty.
+    /// the input, and the slice of the input must not be read (in steps it is empty).
     pub in_place: bool,
 }
 

@@ -10,7 +10,7 @@ use crate::run::arguments::{CStruct, KernelArguments};
 const OUTPUTS_PER_THREAD: usize = 4;
 const CHANNEL_THREADS: usize = 8;
 
-/// The most splits of the filters' gradient, which a thread sums one after another.
+/// The most parts of the reduction over pixels for the filters' gradient (split-K): one thread adds them one after another.
 const MAX_SPLITS: usize = 256;
 
 /// The widest filter for which the sums of eight channels fit a thread's registers.
@@ -41,11 +41,11 @@ fn pixel_runs(shape: &[usize]) -> usize {
 /// The filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
 fn transposed_filters(e: &mut Emitter) -> u64 {
     let ((from, stored), weight) = (e.stored(1), e.inputs[1].shape.clone());
-    let (channels, count) = (weight[0], weight[2] * weight[3]);
-    let taps = e.scratch(4 * channels * count);
+    let (channels, filter_size) = (weight[0], weight[2] * weight[3]);
+    let taps = e.scratch(4 * channels * filter_size);
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("W", stored.name());
-    let arguments = KernelArguments::new().pointers(&[from, taps]).u32(channels).u32(count);
-    e.kernel_1d(variant, "transpose_filters", channels * count, 1, arguments);
+    let arguments = KernelArguments::new().pointers(&[from, taps]).u32(channels).u32(filter_size);
+    e.kernel_1d(variant, "transpose_filters", channels * filter_size, 1, arguments);
     taps
 }
 
@@ -81,14 +81,14 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
     let (y, weight) = (e.inputs[0].shape.clone(), &op.weight);
     let fields = shape(&op.conv, &e.inputs[1].shape, weight, &y);
     let (dy, x) = (e.stored(0), e.stored(1));
-    let (channels, taps, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
+    let (channels, filter_size, pixels) = (y[3], weight[2] * weight[3], y[0] * y[1] * y[2]);
     let vec = if weight[3] <= MAX_VECTOR_KERNEL_WIDTH { channel_vector(channels) } else { 1 };
     let channel_blocks = channels.div_ceil(CHANNEL_THREADS * vec);
     // About eight blocks per multiprocessor, with at least eight pixels per thread.
     let max_splits = (8 * e.multiprocessors).div_ceil((channel_blocks * weight[2]).max(1)).clamp(1, MAX_SPLITS);
     let pixels_per_split = pixels.div_ceil(max_splits).max(8 * THREADS / CHANNEL_THREADS);
     let splits = pixels.div_ceil(pixels_per_split);
-    let partials = e.scratch(4 * splits * taps * channels);
+    let partials = e.scratch(4 * splits * filter_size * channels);
     if splits > 0 {
         let variant = KernelVariant::new(&compile::DEPTHWISE)
             .with("DY", dy.1.name())
@@ -100,6 +100,6 @@ pub(super) fn grad_weight(op: &Conv2dGradWeight, e: &mut Emitter) {
         e.kernel(variant, "depthwise_grad_weight", [channel_blocks, weight[2], splits], THREADS, 0, arguments);
     }
     let variant = KernelVariant::new(&compile::DEPTHWISE).with("Y", dw.storage.name());
-    let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(taps).u32(channels);
-    e.kernel_1d(variant, "depthwise_reduce_weight_grad", taps * channels, 1, arguments);
+    let arguments = KernelArguments::new().pointers(&[partials, dw.address]).u32(splits).u32(filter_size).u32(channels);
+    e.kernel_1d(variant, "depthwise_reduce_weight_grad", filter_size * channels, 1, arguments);
 }

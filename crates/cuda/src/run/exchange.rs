@@ -1,5 +1,6 @@
 //! Values that several processes add or gather: in a second stream, buckets of values are exchanged while the first
-//! stream continues. All of it is captured with the run. NCCL carries the values between GPUs; processes that share a
+//! stream continues: the step of a collective only copies its input into its result, which the second stream then exchanges
+//! in place. All of it is captured with the run. NCCL carries the values between GPUs; processes that share a
 //! GPU, or have no NCCL, exchange through host memory.
 
 mod host;
@@ -23,7 +24,8 @@ pub(crate) struct StreamExchange {
     buckets: Vec<StreamBucket>,
     /// By step: the bucket that is complete after it.
     completed_by: Vec<Option<usize>>,
-    /// The buckets that were started in this run, and those whose results the first stream waits for.
+    /// How many buckets were started in this run, and how many the first stream has waited for; buckets are in the order of
+    /// the run.
     started: Cell<usize>,
     joined: Cell<usize>,
     stream: Stream,
@@ -43,7 +45,7 @@ struct StreamBucket {
     exchanged: Event,
 }
 
-/// A value in device memory.
+/// The result of a collective, in device memory.
 struct BucketValue {
     address: u64,
     bytes: usize,
@@ -51,7 +53,7 @@ struct BucketValue {
     shards: Option<Shards>,
 }
 
-/// A value in device memory, or a slice of it, and its place in the message of its bucket.
+/// Such a result, or a slice of it, and its place in the message of its bucket.
 #[derive(Clone, Copy)]
 struct BucketPiece {
     address: u64,
@@ -78,7 +80,7 @@ impl StreamExchange {
         p: &Prepared,
         bases: &Bases,
         steps: &[NodeId],
-        exchange: &GpuExchange,
+        processes: &GpuExchange,
     ) -> Result<Option<Self>, GraphError> {
         let found = ExchangeBuckets::of(&p.graph, |node| steps.contains(&node));
         if found.nodes.is_empty() {
@@ -104,9 +106,9 @@ impl StreamExchange {
             Ok(StreamBucket { collective, values, pieces, lengths, complete, exchanged })
         };
         let buckets = (0..found.nodes.len()).map(bucket).collect::<Result<Vec<_>, GraphError>>()?;
-        let carrier = match exchange.nccl() {
+        let carrier = match processes.nccl() {
             Some(group) => Carrier::Nccl(NcclCarrier::new(gpu, &buckets, group)?),
-            None => Carrier::Host(HostCarrier::new(gpu, &buckets, exchange.processes())?),
+            None => Carrier::Host(HostCarrier::new(gpu, &buckets, processes.processes())?),
         };
         Ok(Some(StreamExchange {
             buckets,
@@ -126,6 +128,7 @@ impl StreamExchange {
         }
         let reads = |bucket: &StreamBucket| bucket.values.iter().any(|value| reads.contains(&value.address));
         // An address of a bucket that was not started yet belongs to an earlier value.
+        // The second stream is in order, so waiting for the last bucket that is read covers those before it.
         let pending = self.joined.get()..self.started.get();
         match pending.rev().find(|&bucket| reads(&self.buckets[bucket])) {
             Some(bucket) => self.join(bucket, stream),
@@ -137,13 +140,14 @@ impl StreamExchange {
     ///
     /// # Safety
     ///
-    /// `self` and the memory of the values must live until both streams are synchronised.
+    /// The context must be current. `self` and the memory of the values must live until both streams are synchronised, or if
+    /// this is being captured, until the last launch of the captured graph has ended.
     pub unsafe fn after(&self, step: usize, stream: &Stream) -> Result<(), GraphError> {
         let Some(index) = self.completed_by.get(step).copied().flatten() else { return Ok(()) };
         let bucket = &self.buckets[index];
         bucket.complete.record(stream)?;
         self.stream.wait_event(&bucket.complete)?;
-        // SAFETY: the caller guarantees the memory; the second stream runs the exchanges of all buckets in order.
+        // SAFETY: the caller guarantees context and memory; the second stream runs the exchanges of all buckets in order.
         unsafe {
             match &self.carrier {
                 Carrier::Host(carrier) => carrier.enqueue(index, bucket, &self.stream)?,

@@ -2,7 +2,7 @@
 //! matrix product costs little, and the gradient of the activation becomes a multiplication.
 
 use super::GraphCopy;
-use crate::ops::{Activation, Binary, LinearWithDerivative, MatMulTimes, Op, Reshape};
+use crate::ops::{Activation, Binary, LinearWithDerivative, MatMul, MatMulTimes, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// `z = linear(x)`, `y = activation(z)`, `dz = activation_grad(z, dy)` → `(y, derivative) =`
@@ -12,20 +12,23 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = consumers(graph);
     let mut copy = GraphCopy::of(graph);
     let mut derivatives: Vec<Option<Value>> = vec![None; graph.nodes().len()];
-    let products: Vec<Option<NodeId>> = (0..graph.nodes().len()).map(|id| product(graph, &consumers, id)).collect();
-    let fused: Vec<NodeId> = products.iter().flatten().copied().collect();
+    let products: Vec<Option<(NodeId, MatMul)>> =
+        (0..graph.nodes().len()).map(|id| fusable_product(graph, &consumers, id)).collect();
+    let fused: Vec<NodeId> = products.iter().flatten().map(|(id, _)| *id).collect();
     for (id, node) in graph.nodes().iter().enumerate() {
+        if let Op::Linear(linear) = &node.op
+            && let Some((activation, applied)) = only_activation(graph, &consumers, id)
+        {
+            let op = LinearWithDerivative { bias: linear.bias, activation };
+            let inputs = copy.inputs(node);
+            let added = copy.new.add_like(node, op, &inputs)?;
+            applied.iter().for_each(|&a| {
+                copy.replace(Value { node: a, output: 0 }, Value { node: added, output: 0 });
+            });
+            derivatives[id] = Some(Value { node: added, output: 1 });
+            continue;
+        }
         match &node.op {
-            Op::Linear(linear) if activation(graph, &consumers, id).is_some() => {
-                let Some((activation, found)) = activation(graph, &consumers, id) else { continue };
-                let op = LinearWithDerivative { bias: linear.bias, activation };
-                let inputs = copy.inputs(node);
-                let added = copy.new.add_like(node, op, &inputs)?;
-                found.iter().for_each(|&a| {
-                    copy.replace(Value { node: a, output: 0 }, Value { node: added, output: 0 });
-                });
-                derivatives[id] = Some(Value { node: added, output: 1 });
-            }
             // Fused into its linear layer.
             Op::Activation(_) if derivatives[node.inputs[0].node].is_some() => {}
             // Fused with the gradient of the activation that consumes it, perhaps through a reshape.
@@ -38,10 +41,9 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                     let added = copy.new.add_like(node, Binary::Mul, &inputs)?;
                     copy.replace(Value { node: id, output: 0 }, Value { node: added, output: 0 });
                 }
-                (Some(derivative), Some(product)) => {
+                (Some(derivative), Some((product, matmul))) => {
                     let old = graph.node(product);
-                    let Op::MatMul(matmul) = old.op else { continue };
-                    // The product is `[rows, n]`, derivative and gradient are `[.., n]`.
+                    // The product may have other leading axes (`[rows, n]` in a linear layer's gradient) than the derivative.
                     let flat = Reshape(old.outputs[0].shape.clone());
                     let factor = copy.new.add_like(old, flat, &[derivative])?;
                     let mut inputs = copy.inputs(old);
@@ -58,8 +60,8 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The consumers of each node. An output of the graph and a new value of an update have themselves as a consumer, so
-/// that no rewrite takes the others for the only ones.
+/// The consumers of each node. An output of the graph and a new value of an update count as their own consumers, so that a
+/// node they read is never taken for one with a single consumer.
 fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     let mut consumers = vec![Vec::new(); graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -70,9 +72,9 @@ fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     consumers
 }
 
-/// If all consumers of a linear layer are one activation (perhaps in several nodes) and its gradient:
-/// the activation and its [`Op::Activation`] nodes.
-fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
+/// If all consumers of a linear layer are one activation, in one node or in equal ones, and its gradient: the activation
+/// and its [`Op::Activation`] nodes.
+fn only_activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if !linear.is_plain() || linear.int8 {
         return None;
@@ -99,15 +101,18 @@ fn activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(A
 }
 
 /// The matrix product whose only consumer, perhaps through a reshape, is this gradient of an activation, as its `dy`.
-fn product(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<NodeId> {
+fn fusable_product(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(NodeId, MatMul)> {
     let node = graph.node(id);
     let Op::ActivationGrad(_) = node.op else { return None };
-    activation(graph, consumers, node.inputs[0].node)?;
+    only_activation(graph, consumers, node.inputs[0].node)?;
     let mut value = node.inputs[1];
     if let Op::Reshape(_) = graph.node(value.node).op
         && consumers[value.node].len() == 1
     {
         value = graph.node(value.node).inputs[0];
     }
-    (matches!(graph.node(value.node).op, Op::MatMul(_)) && consumers[value.node].len() == 1).then_some(value.node)
+    match graph.node(value.node).op {
+        Op::MatMul(matmul) if consumers[value.node].len() == 1 => Some((value.node, matmul)),
+        _ => None,
+    }
 }

@@ -1,5 +1,8 @@
 // A step: N queries for a tile of keys. The scores are computed transposed, so that weights and the gradients of scores
-// are A operands of dV += P^T dO and dK += dS^T Q. These two products are still pending on return.
+// are A operands of dV += P^T dO and dK += dS^T Q. These two products are still pending on return. `factor` is
+// scale * log2(e); dK is still without the scale, which the caller applies as it stores. Queries of padding have
+// lse = +inf, so their P is 0; keys of padding are not masked, since their rows of dK and dV are not stored. `active`:
+// whether this warp has any key that is not padding.
 // Compiled after tiles.cu.
 
 template <int N>

@@ -1,13 +1,10 @@
 // Instructions that every GPU since Ampere has: mma, ldmatrix, cp.async.
 
-// ELEMENT is the storage type, bf16 for all kernels of this folder (the default in `compile/sources.rs`). TEXT(ELEMENT) is
-// its name as a string, which is also that of mma's operand type.
-#define QUOTED(x) #x
-#define TEXT(x) QUOTED(x)
+// The storage type of all kernels of this folder is bf16.
 
 // sums[16][8] += A[16][16] B[16][8]. A lane has rows lane / 4 and lane / 4 + 8 and two consecutive columns of `sums`.
 static __device__ __forceinline__ void mma_m16n8k16(float (&sums)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(ELEMENT) "." TEXT(ELEMENT) ".f32 "
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
                  "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -29,7 +26,8 @@ static __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&m)[4], const unsi
                  : "memory");
 }
 
-// Asynchronous copies of 16 and 4 bytes into shared memory; zeros unless `valid`.
+// Asynchronous copies of 16 and 4 bytes into shared memory; unless `valid`, zeros are written and nothing is read, but `from`
+// must be an address of global memory all the same.
 static __device__ __forceinline__ void cp_async_16(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"((u32)__cvta_generic_to_shared(to)), "l"(from),
                  "r"(valid ? 16 : 0)

@@ -1,5 +1,6 @@
-//! Messages between GPUs by NCCL. In the fixed order, each slice of a vector goes to its owner, which adds the contributions
-//! of all ranks in the tree of `vit_cluster::tree_sum`, and the sums are gathered.
+//! Messages between GPUs by NCCL. Where sums are in the order of a binary tree over the ranks (`Exchange::fixed_order`), each
+//! slice of a vector goes to its owner, which adds the contributions of all ranks as `vit_cluster::tree_sum` does, and the
+//! sums are gathered.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -19,8 +20,8 @@ use crate::run::launch::{KernelLaunch, ReadyLaunch};
 /// The threads of a block, as in `exchange.cu`.
 const THREADS: usize = 256;
 
-/// Values of so many bytes travel from where they are; smaller ones are gathered first, since a message has a latency.
-const MIN_MESSAGE: usize = 1 << 20;
+/// Values of at least so many bytes are sent in place; smaller ones are first packed into one message, to save latency.
+const MIN_IN_PLACE_BYTES: usize = 1 << 20;
 
 /// The processes that a GPU exchanges values with.
 pub(crate) struct GpuExchange {
@@ -32,21 +33,22 @@ pub(crate) struct GpuExchange {
 /// GPUs that NCCL connects.
 pub(crate) struct NcclGroup {
     communicator: Mutex<NcclCommunicator>,
+    /// [`Exchange::fixed_order`].
     fixed_order: bool,
 }
 
-/// What a process tells the others of its GPU, before they choose a way.
-struct GpuCard {
+/// What each process sends to all others, so that they agree on NCCL or the host.
+struct NcclHandshake {
     uuid: [u8; 16],
     /// Of rank 0 alone; zeros of the others. `None` without NCCL.
     id: Option<UniqueId>,
 }
 
-const CARD: usize = 16 + 1 + 128;
+const HANDSHAKE_BYTES: usize = 16 + 1 + 128;
 
-impl GpuCard {
-    fn to_bytes(&self) -> [u8; CARD] {
-        let mut bytes = [0; CARD];
+impl NcclHandshake {
+    fn to_bytes(&self) -> [u8; HANDSHAKE_BYTES] {
+        let mut bytes = [0; HANDSHAKE_BYTES];
         bytes[..16].copy_from_slice(&self.uuid);
         if let Some(UniqueId(id)) = &self.id {
             bytes[16] = 1;
@@ -55,15 +57,15 @@ impl GpuCard {
         bytes
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<GpuCard> {
+    fn from_bytes(bytes: &[u8]) -> Option<NcclHandshake> {
         let (uuid, rest) = bytes.split_first_chunk()?;
         let (has_nccl, id) = rest.split_first()?;
-        Some(GpuCard { uuid: *uuid, id: (*has_nccl == 1).then_some(UniqueId(id.try_into().ok()?)) })
+        Some(NcclHandshake { uuid: *uuid, id: (*has_nccl == 1).then_some(UniqueId(id.try_into().ok()?)) })
     }
 }
 
 /// The name of the communicator if NCCL can connect all GPUs: it has one rank per GPU.
-fn common_id(cards: &[GpuCard]) -> Option<UniqueId> {
+fn common_id(cards: &[NcclHandshake]) -> Option<UniqueId> {
     let shared = (1..cards.len()).any(|one| cards[..one].iter().any(|other| other.uuid == cards[one].uuid));
     if shared || cards.iter().any(|card| card.id.is_none()) { None } else { cards.first()?.id }
 }
@@ -73,7 +75,7 @@ impl GpuExchange {
         GpuExchange { processes, nccl: OnceLock::new() }
     }
 
-    /// One rank of NCCL, without other processes.
+    /// One rank of NCCL, without other processes: to measure and to test what NCCL costs in a run of one process.
     pub fn one_nccl_rank(gpu: &Gpu) -> Result<GpuExchange, GraphError> {
         gpu.enter()?;
         // SAFETY: the context is current; there is no other rank.
@@ -97,9 +99,9 @@ impl GpuExchange {
             (true, 0) => Some(UniqueId::new()?),
             (true, _) => Some(UniqueId([0; 128])),
         };
-        let card = GpuCard { uuid: gpu.uuid()?, id };
+        let card = NcclHandshake { uuid: gpu.uuid()?, id };
         let cards = self.processes.all_gather(&card.to_bytes())?;
-        let cards: Option<Vec<GpuCard>> = cards.iter().map(|bytes| GpuCard::from_bytes(bytes)).collect();
+        let cards: Option<Vec<NcclHandshake>> = cards.iter().map(|bytes| NcclHandshake::from_bytes(bytes)).collect();
         let group = match cards.as_deref().and_then(common_id) {
             Some(id) => {
                 gpu.enter()?;
@@ -135,42 +137,44 @@ pub(super) struct NcclCarrier {
     group: Arc<NcclGroup>,
     buckets: Vec<NcclBucket>,
     gpu: Arc<Gpu>,
-    /// The gathered values of one bucket at a time, and the contributions of the other ranks to this rank's slices: the
-    /// stream is in order.
-    _gathered: DeviceBuffer,
+    /// Workspace that all buckets share, since one stream runs them one after another: the packed small values, and the
+    /// contributions of the other ranks to this rank's slices.
+    _packed: DeviceBuffer,
     _contributions: DeviceBuffer,
 }
 
 /// The work of one bucket.
 struct NcclBucket {
     /// Copies of small values to one vector and back.
-    gather: Vec<ReadyLaunch>,
-    scatter: Vec<ReadyLaunch>,
+    pack: Vec<ReadyLaunch>,
+    unpack: Vec<ReadyLaunch>,
     vectors: Vec<DeviceVector>,
     /// The slice of each rank, of every vector.
     slices: Vec<Vec<Range<usize>>>,
     collective: Collective,
-    ordered: Option<OrderedSum>,
+    /// Not where NCCL's own all-reduce adds.
+    slices_exchange: Option<SliceExchange>,
 }
 
-/// Sums in the fixed order. The first exchange alone scatters sums, the second alone gathers slices.
+/// Reduce-scatter, which adds in the order of `vit_cluster::tree_sum`, then all-gather, by sends and receives. A
+/// [`Collective::ReduceScatter`] runs the first half, an `AllGather` the second, an `AllReduce` both.
 #[derive(Default)]
-struct OrderedSum {
+struct SliceExchange {
     slices_to_owners: Vec<DeviceMessage>,
     contributions: Vec<DeviceMessage>,
     adds: Vec<ReadyLaunch>,
-    sums_to_all: Vec<DeviceMessage>,
-    sums: Vec<DeviceMessage>,
+    own_slice_to_all: Vec<DeviceMessage>,
+    slices_of_owners: Vec<DeviceMessage>,
 }
 
 /// Whether a value travels with other small ones; never one of which processes have slices.
 fn is_small(value: &BucketValue) -> bool {
-    value.bytes < MIN_MESSAGE && value.shards.is_none()
+    value.bytes < MIN_IN_PLACE_BYTES && value.shards.is_none()
 }
 
 impl NcclBucket {
-    /// Without sums in the fixed order.
-    fn new(bucket: &StreamBucket, gathered: u64, size: usize) -> NcclBucket {
+    /// Without the exchange of slices.
+    fn new(bucket: &StreamBucket, packed: u64, size: usize) -> NcclBucket {
         let even = |elements: usize| (0..size).map(|rank| slice(elements, rank, size)).collect::<Vec<_>>();
         let (mut vectors, mut slices) = (Vec::new(), Vec::new());
         for value in bucket.values.iter().filter(|value| value.bytes > 0 && !is_small(value)) {
@@ -181,20 +185,20 @@ impl NcclBucket {
                 None => even(elements),
             });
         }
-        let (mut gather, mut scatter, mut end) = (Vec::new(), Vec::new(), gathered);
+        let (mut pack, mut unpack, mut end) = (Vec::new(), Vec::new(), packed);
         for &BucketValue { address, bytes, .. } in
             bucket.values.iter().filter(|value| value.bytes > 0 && is_small(value))
         {
-            gather.push(ReadyLaunch::Copy { to: end, from: address, bytes });
-            scatter.push(ReadyLaunch::Copy { to: address, from: end, bytes });
+            pack.push(ReadyLaunch::Copy { to: end, from: address, bytes });
+            unpack.push(ReadyLaunch::Copy { to: address, from: end, bytes });
             end += bytes as u64;
         }
-        if end > gathered {
-            let elements = (end - gathered) as usize / 4;
-            vectors.push(DeviceVector { address: gathered, elements });
+        if end > packed {
+            let elements = (end - packed) as usize / 4;
+            vectors.push(DeviceVector { address: packed, elements });
             slices.push(even(elements));
         }
-        NcclBucket { gather, scatter, vectors, slices, collective: bucket.collective, ordered: None }
+        NcclBucket { pack, unpack, vectors, slices, collective: bucket.collective, slices_exchange: None }
     }
 }
 
@@ -202,19 +206,21 @@ impl NcclCarrier {
     pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
         let (rank, size) = group.place();
         let small = |bucket: &&StreamBucket| bucket.values.iter().filter(|v| is_small(v)).map(|v| v.bytes).sum();
-        let gathered_bytes = buckets.iter().map(|bucket| small(&bucket)).max().unwrap_or(0);
-        let gathered = DeviceBuffer::new(gpu, gathered_bytes, "messages to other GPUs")?;
+        let packed_bytes = buckets.iter().map(|bucket| small(&bucket)).max().unwrap_or(0);
+        let packed = DeviceBuffer::new(gpu, packed_bytes, "messages to other GPUs")?;
         let mut buckets: Vec<NcclBucket> =
-            buckets.iter().map(|bucket| NcclBucket::new(bucket, gathered.address, size)).collect();
+            buckets.iter().map(|bucket| NcclBucket::new(bucket, packed.address, size)).collect();
         let own_bytes = |bucket: &NcclBucket| bucket.slices.iter().map(|slices| 4 * slices[rank].len()).sum();
         let largest = buckets.iter().map(own_bytes).max().unwrap_or(0);
         let contributions = DeviceBuffer::new(gpu, (size - 1) * largest, "messages of other GPUs")?;
-        let in_order = |bucket: &NcclBucket| group.fixed_order || bucket.collective != Collective::AllReduce;
-        for bucket in buckets.iter_mut().filter(|bucket| size > 1 && in_order(bucket)) {
+        // Also without a fixed order where processes have slices: NCCL's own reduce-scatter and all-gather need slices of equal
+        // lengths.
+        let by_slices = |bucket: &NcclBucket| group.fixed_order || bucket.collective != Collective::AllReduce;
+        for bucket in buckets.iter_mut().filter(|bucket| size > 1 && by_slices(bucket)) {
             let vectors = bucket.vectors.iter().zip(&bucket.slices);
-            bucket.ordered = Some(OrderedSum::new(gpu, rank, vectors, contributions.address)?);
+            bucket.slices_exchange = Some(SliceExchange::new(gpu, rank, vectors, contributions.address)?);
         }
-        Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _gathered: gathered, _contributions: contributions })
+        Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _packed: packed, _contributions: contributions })
     }
 
     /// # Safety
@@ -229,22 +235,22 @@ impl NcclCarrier {
         // SAFETY: the caller guarantees the values; copies and messages stay inside the values and buffers, whose lengths they were
         // made for, and the stream runs one bucket after the other.
         unsafe {
-            bucket.gather.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
-            match &bucket.ordered {
-                Some(sum) => {
+            bucket.pack.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
+            match &bucket.slices_exchange {
+                Some(slices) => {
                     if bucket.collective != Collective::AllGather {
-                        communicator.exchange(&sum.slices_to_owners, &sum.contributions, raw)?;
-                        sum.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
+                        communicator.send_receive(&slices.slices_to_owners, &slices.contributions, raw)?;
+                        slices.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
                     }
                     if bucket.collective != Collective::ReduceScatter {
-                        communicator.exchange(&sum.sums_to_all, &sum.sums, raw)?;
+                        communicator.send_receive(&slices.own_slice_to_all, &slices.slices_of_owners, raw)?;
                     }
                 }
                 None if bucket.collective == Collective::AllReduce => communicator.all_reduce(&bucket.vectors, raw)?,
                 // One rank has all slices.
                 None => {}
             }
-            bucket.scatter.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
+            bucket.unpack.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
         }
     }
 
@@ -253,15 +259,15 @@ impl NcclCarrier {
     }
 }
 
-impl OrderedSum {
+impl SliceExchange {
     /// Of vectors with the slice of each rank; `others` has room for the other ranks' contributions to this rank's slices.
     fn new<'a>(
         gpu: &Gpu,
         rank: usize,
         vectors: impl Iterator<Item = (&'a DeviceVector, &'a Vec<Range<usize>>)>,
         mut others: u64,
-    ) -> Result<OrderedSum, GraphError> {
-        let mut all = OrderedSum::default();
+    ) -> Result<SliceExchange, GraphError> {
+        let mut all = SliceExchange::default();
         for (vector, slices) in vectors {
             let size = slices.len();
             let part = |owner: usize, peer: usize| {
@@ -272,8 +278,8 @@ impl OrderedSum {
             for peer in (0..size).filter(|&peer| peer != rank) {
                 all.slices_to_owners.push(part(peer, peer));
                 all.contributions.push(DeviceMessage { peer, address: others, bytes: own.bytes });
-                all.sums_to_all.push(part(rank, peer));
-                all.sums.push(part(peer, peer));
+                all.own_slice_to_all.push(part(rank, peer));
+                all.slices_of_owners.push(part(peer, peer));
                 others += own.bytes as u64;
             }
             let count = own.bytes / 4;
@@ -291,7 +297,9 @@ impl OrderedSum {
                 all.adds.push(add.resolve(gpu)?);
             }
         }
-        for messages in [&mut all.slices_to_owners, &mut all.contributions, &mut all.sums_to_all, &mut all.sums] {
+        for messages in
+            [&mut all.slices_to_owners, &mut all.contributions, &mut all.own_slice_to_all, &mut all.slices_of_owners]
+        {
             messages.retain(|message| message.bytes > 0);
         }
         Ok(all)
@@ -305,14 +313,14 @@ mod tests {
     #[test]
     fn nccl_is_used_where_every_process_has_it_and_a_gpu() {
         let card = |uuid: u8, id: Option<u8>| {
-            let card = GpuCard { uuid: [uuid; 16], id: id.map(|id| UniqueId([id; 128])) };
-            GpuCard::from_bytes(&card.to_bytes()).unwrap()
+            let card = NcclHandshake { uuid: [uuid; 16], id: id.map(|id| UniqueId([id; 128])) };
+            NcclHandshake::from_bytes(&card.to_bytes()).unwrap()
         };
-        let id = |cards: &[GpuCard]| common_id(cards).map(|id| id.0[0]);
+        let id = |cards: &[NcclHandshake]| common_id(cards).map(|id| id.0[0]);
         assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(3, Some(0))]), Some(7));
         assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(1, Some(0))]), None, "two processes share a GPU");
         assert_eq!(id(&[card(1, Some(7)), card(2, None)]), None, "a process has no NCCL");
-        assert!(GpuCard::from_bytes(&[0; 20]).is_none());
+        assert!(NcclHandshake::from_bytes(&[0; 20]).is_none());
     }
 
     #[test]
@@ -339,10 +347,10 @@ mod tests {
             let vector = DeviceVector { address: message.address, elements };
             let slices = (0..size).map(|rank| slice(elements, rank, size)).collect();
             let vectors = [(&vector, &slices)].into_iter();
-            let sum = OrderedSum::new(&gpu, rank, vectors, contributions.address).unwrap();
+            let exchange = SliceExchange::new(&gpu, rank, vectors, contributions.address).unwrap();
             let stream = Stream::new().unwrap();
             // SAFETY: the context is current, and both buffers have the lengths that the kernel was prepared for.
-            unsafe { sum.adds[0].enqueue(&gpu, &stream) }.unwrap();
+            unsafe { exchange.adds[0].enqueue(&gpu, &stream) }.unwrap();
             stream.synchronize().unwrap();
             let mut found = vec![0; 4 * own.len()];
             message.download(start, &mut found).unwrap();
