@@ -6,8 +6,8 @@ use crate::memory::root_of;
 use crate::ops::{Op, Operation};
 use crate::{Graph, NodeId, Value};
 
-/// Which nodes depend only on constants and on parameters that runs do not update, so that a device can compute them
-/// once.
+/// Which nodes depend only on constants and on parameters that runs do not update, themselves included. A device
+/// computes them when it is given parameters; no run computes them again.
 pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
     let updated: HashSet<NodeId> = graph.updates().iter().map(|(parameter, _)| parameter.node).collect();
     let mut constant = vec![false; graph.nodes().len()];
@@ -16,7 +16,7 @@ pub fn constant_nodes(graph: &Graph) -> Vec<bool> {
             Op::Input(_) => false,
             Op::Constant(_) => true,
             Op::Parameter(_) => !updated.contains(&id),
-            _ => node.op.is_repeatable() && !node.inputs.is_empty() && node.inputs.iter().all(|v| constant[v.node]),
+            _ => node.op.is_repeatable() && node.inputs.iter().all(|v| constant[v.node]),
         };
     }
     constant
@@ -29,9 +29,9 @@ pub fn computed_nodes(graph: &Graph) -> Vec<bool> {
     graph.nodes().iter().enumerate().map(computed).collect()
 }
 
-/// New values that can overwrite the parameter that they update, each with that parameter: their operation works in
-/// place ([`Operation::in_place`]), its kernel supports that, and the old value is neither read afterwards nor an
-/// output.
+/// The updates that need no copy, as pairs of a new value and the parameter that it overwrites: its operation works in
+/// place ([`Operation::in_place`]), the device's kernel for the node does so, too (`supported`), and the old value is
+/// neither read afterwards nor an output.
 pub fn in_place_updates(graph: &Graph, supported: impl Fn(NodeId) -> bool) -> HashMap<Value, Value> {
     let mut last_consumer: HashMap<Value, NodeId> = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate() {

@@ -8,18 +8,19 @@ pub fn gradients(graph: &mut Graph, loss: Value, wrt: &[Value]) -> Result<Vec<Va
     differentiate(graph, &[(loss, None)], wrt, &vec![None; wrt.len()], &mut |_, _, gradient| Ok(gradient))
 }
 
-/// Adds the gradients of a scalar `loss` to `sums`, each as soon as it is computed, so that its memory can be reused.
-/// `wrt` must be parameters: the sum of any other value would be propagated to that value's inputs.
+/// The values of `sums` plus the gradients of a scalar `loss`, each added as soon as it is computed, so that the memory
+/// of the gradient can be reused. `wrt` must be parameters: the sum of any other value would be propagated to that
+/// value's inputs.
 pub fn add_gradients(graph: &mut Graph, loss: Value, wrt: &[Value], sums: &[Value]) -> Result<Vec<Value>, GraphError> {
     let sums: Vec<Option<Value>> = sums.iter().copied().map(Some).collect();
     differentiate(graph, &[(loss, None)], wrt, &sums, &mut |_, _, gradient| Ok(gradient))
 }
 
-/// Replaces the gradient of `wrt[index]` by what it returns.
+/// Given the index of a value in `wrt` and its complete gradient: returns what takes the gradient's place.
 pub type FinishGradient<'a> = &'a mut dyn FnMut(&mut Graph, usize, Value) -> Result<Value, GraphError>;
 
-/// As [`add_gradients`], or [`gradients`] without `sums`, of the sum of `losses`; `finish` is called for each gradient as
-/// soon as it is complete. The nodes that it adds thus run during the backward pass.
+/// As [`add_gradients`], or [`gradients`] without `sums`, of the sum of `losses`. `finish` is called for each gradient
+/// as soon as it is complete, so that the nodes which `finish` adds run during the backward pass, not after it.
 pub fn finish_gradients(
     graph: &mut Graph,
     losses: &[Value],
@@ -32,8 +33,8 @@ pub fn finish_gradients(
     differentiate(graph, &starts, wrt, &sums, finish)
 }
 
-/// The rest of a backward pass: the gradients with respect to `wrt` from those of `values`, which are given. `finish` as in
-/// [`finish_gradients`].
+/// The rest of a backward pass that was begun elsewhere: the gradients with respect to `wrt`, given pairs of a value
+/// and its gradient. `finish` as in [`finish_gradients`].
 pub fn continue_gradients(
     graph: &mut Graph,
     values: &[(Value, Value)],
@@ -44,7 +45,7 @@ pub fn continue_gradients(
     differentiate(graph, &starts, wrt, &vec![None; wrt.len()], finish)
 }
 
-/// A value that a backward pass starts from, and its gradient; of a loss that is 1.
+/// A value that a backward pass starts from, and its gradient; `None` for a loss, whose gradient is 1.
 type Start = (Value, Option<Value>);
 
 fn differentiate(
@@ -73,7 +74,7 @@ fn append_backward(
     }
     let last = starts.iter().map(|(value, _)| value.node).max().unwrap_or(0);
     let differentiated = depends_on(graph, last, wrt);
-    // The gradients with respect to each output of each node, as far as they are known.
+    // The gradients with respect to each output of each node, as far as they are summed.
     let mut upstream: Vec<Vec<Option<Value>>> =
         graph.nodes()[..=last].iter().map(|n| vec![None; n.outputs.len()]).collect();
     let phase = graph.set_phase(Phase::Backward);
@@ -85,8 +86,8 @@ fn append_backward(
         upstream[v.node][v.output] = *sum;
     }
 
-    // A gradient is complete after the first node between value and loss that reads the value: the backward pass visits it
-    // last.
+    // The backward pass visits nodes in reverse, so the gradient of a value is complete after the first node, in graph
+    // order, that reads the value and that a start depends on.
     let needed = needed_for(graph, starts, last);
     let mut first_readers: Vec<Vec<usize>> = vec![Vec::new(); last + 1];
     for (i, v) in wrt.iter().enumerate() {
@@ -172,7 +173,7 @@ pub struct Backward<'a> {
 }
 
 impl Backward<'_> {
-    /// How many inputs the operation has.
+    /// The number of inputs of the operation.
     pub fn inputs(&self) -> usize {
         self.needs_gradient.len()
     }
@@ -187,8 +188,7 @@ impl Backward<'_> {
         Value { node: self.node, output: i }
     }
 
-    /// The gradient of the loss with respect to the first output; zeros if the loss does not depend on
-    /// it.
+    /// The gradient of the loss with respect to the first output; zeros if the loss does not depend on it.
     pub fn dy(&mut self) -> Result<Value, GraphError> {
         self.dy_of(0)
     }
@@ -204,12 +204,12 @@ impl Backward<'_> {
         }
     }
 
-    /// An error if the loss depends on an output other than the first.
+    /// An error if the loss depends on an output other than the first; `what` names these outputs.
     pub fn only_first_output(&self, what: &str) -> Result<(), GraphError> {
         self.only_outputs_before(1, what)
     }
 
-    /// An error if the loss depends on an output from this one on.
+    /// An error if the loss depends on output `first` or one after it; `what` names these outputs.
     pub fn only_outputs_before(&self, first: usize, what: &str) -> Result<(), GraphError> {
         if self.upstream[first..].iter().any(Option::is_some) {
             return Err(self.unsupported(&format!("the loss depends on {what}")));
@@ -249,7 +249,7 @@ impl Backward<'_> {
         if *self.graph.shape(summed) == to { Ok(summed) } else { self.graph.value(Reshape(to), &[summed]) }
     }
 
-    /// The error of an operation without a gradient.
+    /// The error of an operation that cannot be differentiated.
     pub fn unsupported(&self, reason: &str) -> GraphError {
         let node = self.graph.node(self.node);
         GraphError::Gradient { op: node.op.name(), scope: node.scope.clone(), reason: reason.into() }
@@ -261,7 +261,7 @@ mod tests {
     use super::*;
     use crate::{DType, Init, Tensor};
 
-    /// The order in which processes exchange gradients, some of which have more passes than others.
+    /// Processes exchange gradients in this order, also those that run more passes than others.
     #[test]
     fn gradients_are_finished_in_the_order_of_the_backward_pass_in_every_pass() {
         let x = Tensor::input("x", DType::F32, [2, 3]);

@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::{Graph, GraphError, Hint};
 
 /// The largest batch below `batch` for which `fits` holds: any size up to 8, then multiples of 8, all of them divisible
-/// into `parts`. A batch smaller than one that fits must fit.
+/// into `parts`. A batch smaller than one that fits must fit: the search is binary.
 pub fn largest_batch(batch: usize, parts: usize, mut fits: impl FnMut(usize) -> bool) -> Option<usize> {
     let usual = |n: &usize| n.is_multiple_of(parts) && (*n <= 8 || n.is_multiple_of(8));
     let candidates: Vec<usize> = (1..batch).filter(usual).collect();

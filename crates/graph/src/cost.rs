@@ -6,8 +6,8 @@ use crate::{Graph, Type};
 /// The cost of one node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeCost {
-    /// The part of the model it belongs to, prefixed by its phase unless that is forward: `backward.blocks.3`. That of a
-    /// parameter is its name without the last part.
+    /// The module it belongs to, prefixed by its phase unless that is forward: `backward.blocks.3`. A parameter belongs
+    /// to the module in its name, all of the name but the last component.
     pub scope: String,
     /// The operation; empty in a sum by scope.
     pub op: &'static str,
@@ -65,18 +65,18 @@ impl Cost {
 
     /// The sums of costs by the first `depth` names of the scope, in order of appearance.
     pub fn by_scope(&self, depth: usize) -> Vec<NodeCost> {
-        let mut parts: Vec<NodeCost> = Vec::new();
+        let mut sums: Vec<NodeCost> = Vec::new();
         for node in &self.nodes {
             let scope: Vec<&str> = node.scope.split('.').take(depth).collect();
             let scope = scope.join(".");
-            let index = parts.iter().position(|p| p.scope == scope).unwrap_or_else(|| {
-                parts.push(NodeCost { scope, op: "", flops: 0, parameters: 0, activation_bytes: 0 });
-                parts.len() - 1
+            let index = sums.iter().position(|p| p.scope == scope).unwrap_or_else(|| {
+                sums.push(NodeCost { scope, op: "", flops: 0, parameters: 0, activation_bytes: 0 });
+                sums.len() - 1
             });
-            parts[index].flops += node.flops;
-            parts[index].parameters += node.parameters;
-            parts[index].activation_bytes += node.activation_bytes;
+            sums[index].flops += node.flops;
+            sums[index].parameters += node.parameters;
+            sums[index].activation_bytes += node.activation_bytes;
         }
-        parts
+        sums
     }
 }

@@ -89,7 +89,7 @@ impl<'a> From<&'a Data> for Elements<'a> {
 /// A source of parameters for compiling a graph.
 pub trait Parameters {
     /// The elements of a parameter, if the source has it. A source may move them out, so that a model is never in
-    /// memory twice, in its original and its packed form.
+    /// memory twice, in its original and its packed form: a device takes each parameter once.
     fn take(&mut self, parameter: &Parameter) -> Option<Cow<'_, [f32]>>;
 
     /// Bytes of host memory that this source frees as its parameters are taken.
@@ -145,18 +145,18 @@ pub struct Algorithms {
     pub chosen: BTreeMap<String, String>,
 }
 
-/// One step of a run: the kernels of a node or of a group of fused nodes.
+/// One step of a run (not a training step): the kernels of a node or of a group of fused nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepInfo {
     /// The operation and its epilogue.
     pub op: String,
     /// The shapes of its operands.
     pub shapes: String,
-    /// The part of the model it belongs to, with its phase.
+    /// The module it belongs to, with its phase ([`Node::path`](crate::Node::path)).
     pub scope: String,
     /// Floating-point operations of its matrix products.
     pub flops: u64,
-    /// Bytes that it reads and writes, each operand once.
+    /// Bytes that it reads and writes, each operand once; devices may leave out secondary outputs.
     pub bytes: u64,
 }
 
@@ -203,7 +203,7 @@ pub trait Device: Send + Sync {
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError>;
 
     /// As [`Device::compile`], for a graph whose parameters never change: executables of one device that have the same
-    /// constants may store them once. Their [`Executable::set_parameters`] may be an error.
+    /// constants may store them once. [`Executable::set_parameters`] of such an executable may be an error.
     fn compile_shared(
         &self,
         graph: &Graph,
@@ -232,7 +232,7 @@ pub trait Executable: Send {
     /// The steps of a run, in order.
     fn steps(&self) -> Vec<StepInfo>;
 
-    /// Runs the graph once and writes the seconds of each step, in the order of [`Executable::steps`].
+    /// Runs the graph once and writes the seconds of each step, in the order and number of [`Executable::steps`].
     fn run_timed(&mut self, seconds: &mut [f64]) -> Result<(), GraphError>;
 
     /// Copies an f32 output of the last run.
@@ -244,8 +244,8 @@ pub trait Executable: Send {
         false
     }
 
-    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::collect`]. One
-    /// more run and its read-back may be started before the first is collected.
+    /// Starts an asynchronous read-back of scalar outputs of the last run, to be collected by [`Executable::collect`].
+    /// One more run and its read-back may be started before the first is collected.
     fn read_async(&mut self, outputs: &[&str]) -> Result<(), GraphError>;
 
     /// Collects the oldest read-back, waiting until it is complete.

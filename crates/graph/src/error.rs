@@ -1,4 +1,4 @@
-//! Errors, with the part of the model that they occurred in.
+//! Errors, with the module of the model that they occurred in.
 
 use crate::hint::{Hint, Hints};
 
@@ -18,7 +18,7 @@ pub enum GraphError {
         /// What is wrong with them.
         reason: String,
     },
-    /// The loss depends on a parameter through an operation that cannot be differentiated.
+    /// The loss is no scalar, or depends on a parameter through an operation that cannot be differentiated.
     #[error("no gradient through {op} in {scope}: {reason}")]
     Gradient {
         /// The operation.

@@ -1,5 +1,5 @@
-//! The exchange between the processes that train one model, as far as devices need it: sums over all processes, and values of
-//! which each process has a slice.
+//! The exchange between the processes that train one model, as far as devices need it: sums over all processes, and
+//! gathering of values of which each process has a slice.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ pub trait Exchange: Send + Sync {
     /// The number of processes.
     fn processes(&self) -> usize;
 
-    /// The number of this process, from 0.
+    /// The rank of this process, from 0.
     fn rank(&self) -> usize;
 
     /// Whether values are added in the order of a binary tree over the ranks, instead of the fastest order.
@@ -27,10 +27,12 @@ pub trait Exchange: Send + Sync {
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError>;
 
     /// Replaces this process's slice of the values by its sum over all processes, with the bits of
-    /// [`Exchange::all_reduce`]; the other elements are unspecified afterwards. `lengths` has the elements of each process.
+    /// [`Exchange::all_reduce`]; the other elements are unspecified afterwards. Slices are contiguous, in the order of
+    /// ranks; `lengths` has the number of elements of each.
     fn reduce_scatter(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError>;
 
-    /// Replaces the slices of the other processes by theirs.
+    /// Receives the slices of the other processes: this one's is valid already. `lengths` as in
+    /// [`Exchange::reduce_scatter`].
     fn all_gather_slices(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError>;
 }
 
@@ -44,7 +46,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// That of an operation, if it is one.
+    /// The collective that an operation is, if it is one.
     pub fn of(op: &Op) -> Option<Collective> {
         match op {
             Op::AllReduce(_) => Some(Collective::AllReduce),
@@ -97,31 +99,31 @@ impl Exchange for Alone {
     }
 }
 
-/// Bytes at which a bucket is complete: enough to outweigh the latency of a message, and a small part of the gradients of
-/// a model, so that most of them are sent during the backward pass.
+/// Bytes at which a bucket is complete: enough to outweigh the latency of a message, and a small fraction of a model's
+/// gradients, so that most of them are sent during the backward pass.
 const BUCKET_BYTES: usize = 4 << 20;
 
-/// The [`Collective`] operations of a graph in buckets, each of which is one message. They follow from the graph alone, so
-/// that all processes have the same.
+/// The [`Collective`] operations of a graph in buckets, each of which is exchanged as one message. The buckets follow
+/// from the graph alone, so that all processes have the same.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExchangeBuckets {
     /// The nodes of each bucket, in the order of the graph.
     pub nodes: Vec<Vec<NodeId>>,
 }
 
-/// The message of a bucket. If processes have slices, those of one process follow those of another.
+/// The message of a bucket. If processes have slices, it holds all slices of rank 0, then those of rank 1, and so on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MessageLayout {
     /// How it is exchanged.
     pub collective: Collective,
-    /// Its pieces in order: the node of the bucket, by its index, and a range of its elements.
+    /// Its pieces in order: an index into the bucket's nodes, and a range of the elements of that node's result.
     pub pieces: Vec<(usize, Range<usize>)>,
-    /// The elements of each process; empty if all processes have all of them.
+    /// The number of elements of each process; empty if every process has all of them.
     pub lengths: Vec<usize>,
 }
 
 impl ExchangeBuckets {
-    /// The buckets of a graph, of the nodes that are `computed`.
+    /// The buckets of a graph, without the nodes that a device does not compute.
     pub fn of(graph: &Graph, computed: impl Fn(NodeId) -> bool) -> ExchangeBuckets {
         let mut nodes: Vec<Vec<NodeId>> = Vec::new();
         let (mut open, mut bytes) = (None, 0);
@@ -149,7 +151,7 @@ impl ExchangeBuckets {
     pub fn layout(&self, graph: &Graph, bucket: usize) -> MessageLayout {
         let nodes = &self.nodes[bucket];
         let shards: Option<Vec<&Shards>> = nodes.iter().map(|&node| shards(&graph.node(node).op)).collect();
-        let collective = Collective::of(&graph.node(nodes[0]).op).unwrap_or(Collective::AllReduce);
+        let collective = Collective::of(&graph.node(nodes[0]).op).expect("buckets hold collective operations");
         let Some(shards) = shards else {
             let elements = nodes.iter().map(|&node| graph.node(node).outputs[0].shape.elements());
             return MessageLayout { collective, pieces: elements.map(|n| 0..n).enumerate().collect(), lengths: vec![] };
@@ -160,11 +162,10 @@ impl ExchangeBuckets {
         MessageLayout { collective, pieces, lengths }
     }
 
-    /// The bucket that a value is exchanged in, if it is.
+    /// The bucket that a value, or the one it is a view of, is exchanged in, if any.
     pub fn of_value(&self, graph: &Graph, value: Value) -> Option<usize> {
         let root = root_of(graph, value).node;
-        let is_exchanged = Collective::of(&graph.node(root).op).is_some();
-        self.nodes.iter().position(|nodes| is_exchanged && nodes.contains(&root))
+        self.nodes.iter().position(|nodes| nodes.contains(&root))
     }
 
     /// The bucket that is complete once a node has run.

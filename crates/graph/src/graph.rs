@@ -18,7 +18,7 @@ pub struct Value {
     pub output: usize,
 }
 
-/// The part of a training step that a node belongs to.
+/// The phase of a training step that a node belongs to.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
     /// The model and its loss.
@@ -39,11 +39,11 @@ pub struct Node {
     pub op: Op,
     /// Its operands.
     pub inputs: Vec<Value>,
-    /// The types of its outputs. Devices need not compute an unused one.
+    /// The types of its outputs. Devices need not compute an output without uses.
     pub outputs: Vec<Type>,
-    /// The part of the model it belongs to, e.g. `blocks.3.attn`.
+    /// The module it belongs to, e.g. `blocks.3.attn`.
     pub scope: String,
-    /// The part of a training step it belongs to.
+    /// The phase of a training step it belongs to.
     pub phase: Phase,
 }
 
@@ -56,7 +56,7 @@ impl Node {
             Phase::Recompute => "recompute",
             Phase::Update => "update",
         };
-        [phase, &self.scope].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>().join(".")
+        [phase, &self.scope].iter().filter(|name| !name.is_empty()).copied().collect::<Vec<_>>().join(".")
     }
 }
 
@@ -172,20 +172,20 @@ impl Graph {
         appended
     }
 
-    /// Enters a named part of the model; nodes added until [`Graph::leave`] belong to it.
+    /// Enters a module of the model inside the current one; nodes added until [`Graph::leave`] belong to it.
     pub fn enter(&mut self, name: &str) {
         self.scope.push(name.to_string());
     }
 
-    /// Leaves the part entered last.
+    /// Leaves the module entered last.
     pub fn leave(&mut self) {
         self.scope.pop();
     }
 
-    /// `name` inside the current part of the model; an empty name is that part itself.
+    /// `name` inside the current module, e.g. `blocks.3.attn.name`; an empty name is that module itself.
     pub fn qualified(&self, name: &str) -> String {
-        let parts = self.scope.iter().map(String::as_str).chain([name]);
-        parts.filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+        let names = self.scope.iter().map(String::as_str).chain([name]);
+        names.filter(|name| !name.is_empty()).collect::<Vec<_>>().join(".")
     }
 
     /// Makes a value an output. For a parameter that a run updates, the output is its value before the run.
@@ -195,8 +195,8 @@ impl Graph {
             return Err(GraphError::DuplicateName(name.into()));
         }
         let root = root_of(self, value);
-        let changes = self.updates.iter().any(|(parameter, _)| *parameter == root);
-        let value = if changes { self.copied(value)? } else { value };
+        let is_updated = self.updates.iter().any(|(parameter, _)| *parameter == root);
+        let value = if is_updated { self.copied(value)? } else { value };
         self.outputs.push((name.into(), value));
         Ok(())
     }
@@ -242,9 +242,9 @@ impl Graph {
                 reason,
             });
         }
-        // Devices write new values into parameters one after another at the end of a run, or in place where nothing reads the
-        // old value afterwards, and outputs are read after that. So a new
-        // value must not share the memory of another parameter, nor an output that of an updated one.
+        // Devices write new values into parameters one after another at the end of a run, or in place where nothing
+        // reads the old value afterwards, and outputs are read after that. So a new value must not share the memory of
+        // another parameter, nor an output that of an updated one.
         let root = root_of(self, new);
         let of_another = root != parameter && matches!(self.node(root.node).op, Op::Parameter(_));
         let new = if of_another { self.copied(new)? } else { new };
@@ -267,7 +267,7 @@ impl Graph {
         Graph { updates: Vec::new(), ..self.clone() }
     }
 
-    /// Names an intermediate inside the current part of the model, so that [`Graph::request`] can make it an output.
+    /// Names an intermediate inside the current module, so that [`Graph::request`] can make it an output.
     /// This costs nothing by itself.
     pub fn set_tap(&mut self, name: &str, value: Value) {
         self.taps.insert(self.qualified(name), value);

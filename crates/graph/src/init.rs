@@ -28,10 +28,11 @@ pub enum Init {
         /// Largest magnitude.
         bound: f32,
     },
-    /// Frequencies of rotary positions, `[2, .., pairs]` (Heo et al., 2024): for each head two sets of magnitudes that
-    /// fall geometrically from 1, the first in a random direction, the second at a right angle to it.
+    /// Frequencies of rotary positions, `[2, .., pairs]` for x and y (Heo et al., 2024). The first half of a head's
+    /// pairs have magnitudes that fall geometrically from 1, all in one random direction; the second half the same
+    /// magnitudes, at a right angle to it.
     RotaryFrequencies {
-        /// The smallest magnitude is nearly its inverse.
+        /// The smallest magnitude is nearly `1 / temperature`.
         temperature: f32,
         /// Pairs of channels of a head.
         pairs: usize,
@@ -74,7 +75,7 @@ impl Init {
     }
 }
 
-/// The random numbers of one parameter.
+/// The random numbers of one parameter: Philox with the seed as key, and block and name as counter.
 struct NamedStream {
     key: [u32; 2],
     /// The hash of the name.

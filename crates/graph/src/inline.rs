@@ -17,39 +17,40 @@ impl Inlined {
 
 /// What distinguishes one inlined copy of a graph from another.
 pub struct Inlining<'a> {
-    /// Values that replace the inputs and parameters of these names. Other parameters are shared by name.
+    /// Values that replace the inputs and parameters of these names. Other parameters are those of the same name in the
+    /// graph that is appended to, if it has them before.
     pub given: Vec<(&'a str, Value)>,
-    /// Added to the indices of random streams.
+    /// Added to the indices of random streams, so that each copy draws its own random numbers.
     pub streams: u32,
 }
 
 impl Graph {
     /// Appends the nodes of another graph. Outputs, updates and taps are not copied.
-    pub fn inline(&mut self, part: &Graph, inlining: &Inlining) -> Result<Inlined, GraphError> {
-        let mut copy = InlinedCopy::new(self, part, inlining);
-        (0..part.nodes().len()).try_for_each(|node| copy.append(self, node))?;
+    pub fn inline(&mut self, inner: &Graph, inlining: &Inlining) -> Result<Inlined, GraphError> {
+        let mut copy = InlinedCopy::new(self, inner, inlining);
+        (0..inner.nodes().len()).try_for_each(|node| copy.append(self, node))?;
         Ok(copy.moved)
     }
 
-    /// Appends several copies of another graph whose batch norms normalise all of them together. The copies take turns at
-    /// every batch norm.
+    /// Appends several copies of another graph whose batch norms normalise all copies together: up to each batch norm, the
+    /// nodes of every copy in turn, then one batch norm of all.
     pub fn inline_synced(
         &mut self,
-        part: &Graph,
+        inner: &Graph,
         inlinings: &[Inlining],
         synced: SyncedParts,
     ) -> Result<Vec<Inlined>, GraphError> {
-        let mut copies: Vec<InlinedCopy> = inlinings.iter().map(|i| InlinedCopy::new(self, part, i)).collect();
-        let is_norm = |id: &NodeId| matches!(part.node(*id).op, Op::BatchNorm(_));
+        let mut copies: Vec<InlinedCopy> = inlinings.iter().map(|i| InlinedCopy::new(self, inner, i)).collect();
+        let is_norm = |id: &NodeId| matches!(inner.node(*id).op, Op::BatchNorm(_));
         let mut next = 0;
-        for norm in (0..part.nodes().len()).filter(is_norm).chain([part.nodes().len()]) {
+        for norm in (0..inner.nodes().len()).filter(is_norm).chain([inner.nodes().len()]) {
             for copy in &mut copies {
                 (next..norm).try_for_each(|node| copy.append(self, node))?;
             }
             next = norm + 1;
-            let Some(Op::BatchNorm(op)) = part.nodes().get(norm).map(|node| &node.op) else { break };
-            let inputs: Vec<Vec<Value>> = copies.iter().map(|copy| copy.inputs(part.node(norm))).collect();
-            self.enter(&part.node(norm).scope);
+            let Some(Op::BatchNorm(op)) = inner.nodes().get(norm).map(|node| &node.op) else { break };
+            let inputs: Vec<Vec<Value>> = copies.iter().map(|copy| copy.inputs(inner.node(norm))).collect();
+            self.enter(&inner.node(norm).scope);
             let outputs = sync_batch_norm(self, *op, synced, &inputs)?;
             self.leave();
             let (results, statistics) = outputs.split_at(copies.len());
@@ -69,26 +70,27 @@ impl Graph {
 
 /// A copy of a graph that is being appended to another, node by node.
 struct InlinedCopy<'a> {
-    part: &'a Graph,
+    inner: &'a Graph,
     inlining: &'a Inlining<'a>,
-    /// The parameters of the other graph.
+    /// The parameters that the graph appended to had before, by name.
     shared: HashMap<String, Value>,
+    /// The new values of the nodes appended so far.
     moved: Inlined,
 }
 
 impl<'a> InlinedCopy<'a> {
-    fn new(graph: &Graph, part: &'a Graph, inlining: &'a Inlining<'a>) -> Self {
+    fn new(graph: &Graph, inner: &'a Graph, inlining: &'a Inlining<'a>) -> Self {
         let shared = graph.parameters().map(|(node, p)| (p.name.clone(), Value { node, output: 0 })).collect();
-        InlinedCopy { part, inlining, shared, moved: Inlined(Vec::with_capacity(part.nodes().len())) }
+        InlinedCopy { inner, inlining, shared, moved: Inlined(Vec::with_capacity(inner.nodes().len())) }
     }
 
     fn inputs(&self, node: &Node) -> Vec<Value> {
         node.inputs.iter().map(|&v| self.moved.value(v)).collect()
     }
 
-    /// Appends the next node.
+    /// Appends node `id` of the inner graph; its nodes must come in order.
     fn append(&mut self, graph: &mut Graph, id: NodeId) -> Result<(), GraphError> {
-        let node = self.part.node(id);
+        let node = self.inner.node(id);
         let given = |name: &str| self.inlining.given.iter().find(|(given, _)| *given == name).map(|(_, value)| *value);
         let known = match &node.op {
             Op::Input(input) => given(&input.name),

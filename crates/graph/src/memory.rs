@@ -28,8 +28,8 @@ pub struct MemoryPlan {
     pub arena_bytes: usize,
 }
 
-/// A buffer to be placed, live from its first to its last node, both included: a node's inputs and outputs must not
-/// overlap, except where the node works in place.
+/// A buffer to be placed: a workspace, or one value or several that overwrite one another in place. It is live from its
+/// first to its last node, both included: a node's inputs and outputs must not overlap.
 struct LiveRange {
     bytes: usize,
     first: NodeId,
@@ -37,6 +37,7 @@ struct LiveRange {
     owner: Owner,
 }
 
+/// What a buffer is first used for.
 #[derive(Clone, Copy)]
 enum Owner {
     Value(Value),
@@ -55,8 +56,10 @@ pub struct MemoryRequirements<'a> {
     pub in_place: &'a dyn Fn(NodeId) -> bool,
     /// The node that a node was fused into, which reads its inputs and writes its outputs; itself otherwise.
     pub runs_with: &'a dyn Fn(NodeId) -> NodeId,
-    /// From this many bytes on, a buffer is placed only where another of exactly its size was, or in new memory.
-    /// Smaller buffers are placed anywhere.
+    /// From this many bytes on, a buffer is placed only where another of the same size was, or in new memory; smaller
+    /// buffers are placed anywhere. On CPUs with private caches, where each core works on the same range of every
+    /// value, a core then overwrites cache lines that it owns instead of fetching them from another core. The arena is
+    /// somewhat larger.
     pub exact_fit_from: usize,
 }
 
@@ -67,20 +70,6 @@ impl MemoryPlan {
     /// Inputs are live throughout, so that a run can be repeated; outputs are live from their node on. A reshape shares
     /// its input's memory.
     pub fn new(graph: &Graph, workspace: impl Fn(NodeId) -> usize, outside: impl Fn(Value) -> bool) -> MemoryPlan {
-        Self::with_exact_fit(graph, workspace, outside, usize::MAX)
-    }
-
-    /// As [`MemoryPlan::new`], but among the values of `exact_fit_from` bytes or more only those of exactly the same
-    /// size share memory.
-    ///
-    /// On CPUs with private caches, where each core works on the same part of every value, a core then overwrites cache
-    /// lines that it owns instead of fetching them from another core. The arena is somewhat larger.
-    pub fn with_exact_fit(
-        graph: &Graph,
-        workspace: impl Fn(NodeId) -> usize,
-        outside: impl Fn(Value) -> bool,
-        exact_fit_from: usize,
-    ) -> MemoryPlan {
         MemoryPlan::with_requirements(
             graph,
             MemoryRequirements {
@@ -89,16 +78,16 @@ impl MemoryPlan {
                 outside: &outside,
                 in_place: &|_| false,
                 runs_with: &|node| node,
-                exact_fit_from,
+                exact_fit_from: usize::MAX,
             },
         )
     }
 
-    /// Plans a graph for a device with other storage types and fused nodes.
+    /// Plans a graph for a device that may store values in lower precision, fuse nodes and work in place.
     pub fn with_requirements(graph: &Graph, required: MemoryRequirements) -> MemoryPlan {
         let nodes = graph.nodes();
         let uses = graph.uses();
-        // The end of the live ranges of outputs, which are read after the last node.
+        // The end of the live ranges of outputs and new parameters, which are read after the last node.
         let end = nodes.len();
         // The last node that reads each value.
         let mut last_read: Vec<Vec<NodeId>> = nodes.iter().map(|n| vec![0; n.outputs.len()]).collect();
@@ -146,7 +135,7 @@ impl MemoryPlan {
                 }
                 let (first, last) =
                     if is_input { (0, end) } else { (id.min(written_at), last_read[id][output].max(written_at)) };
-                // An input keeps its value.
+                // Without an entry here no node overwrites an input.
                 if !is_input {
                     buffers.insert(value, live.len());
                 }
@@ -163,8 +152,8 @@ impl MemoryPlan {
         plan
     }
 
-    /// Greedy by size: largest first, each at the lowest offset that no overlapping live range occupies. A buffer of at
-    /// least `exact_fit_from` bytes reuses only ranges of its size, or extends the arena.
+    /// Greedy by size: largest first, each at the lowest offset that no buffer occupies which is live at the same time.
+    /// A buffer of at least `exact_fit_from` bytes reuses only ranges of its size, or extends the arena.
     fn place(graph: &Graph, mut live: Vec<LiveRange>, exact_fit_from: usize) -> MemoryPlan {
         live.sort_by_key(|r| (std::cmp::Reverse(r.bytes), r.first));
         let mut plan = MemoryPlan {
@@ -219,7 +208,8 @@ impl MemoryPlan {
     }
 }
 
-/// The value that this one may overwrite: an operand that its kernel updates in place and reads as no other operand.
+/// The value that this one may overwrite if nothing reads it later: an operand that the kernel of this value updates in
+/// place and reads as no other operand.
 fn overwritten(graph: &Graph, value: Value, required: &MemoryRequirements) -> Option<Value> {
     let node = graph.node(value.node);
     let (input, _) = *node.op.in_place().iter().find(|(_, output)| *output == value.output)?;

@@ -28,7 +28,7 @@ impl Seed {
         Seed([seed as i32, (seed >> 32) as i32, step as i32, (step >> 32) as i32])
     }
 
-    /// 32-bit word `index` of a random stream; each dropout operation of a graph has its own stream.
+    /// 32-bit word `index` of a random stream; each random operation of a graph has its own stream.
     pub fn word(self, stream: u32, index: u64) -> u32 {
         let [low, high, step_low, step_high] = self.0.map(|w| w as u32);
         // A stream has 2^34 words per step.

@@ -305,14 +305,14 @@ impl Tensor {
         self.apply(rotary, &[cos, sin])
     }
 
-    /// Cosines and sines of the angles of rotary positions, where these are coordinates.
+    /// Cosines and sines of the angles of rotary positions; `self` are the coordinates.
     pub fn rotary_tables(&self, frequencies: &Tensor) -> [Tensor; 2] {
         let mut tables = self.apply_outputs(RotaryTables, &[frequencies], 2);
         let sin = tables.remove(1);
         [tables.remove(0), sin]
     }
 
-    /// Random values in `low..high`, with a new random stream, where this is the seed.
+    /// Random values in `low..high`, with a new random stream; `self` is the seed.
     pub fn uniform(&self, shape: impl Into<Shape>, low: f32, high: f32) -> Tensor {
         let stream = self.random_stream();
         self.apply(Uniform { shape: shape.into(), low, high, stream }, &[])
@@ -324,14 +324,15 @@ impl Tensor {
         self.apply(Dropout { rate, stream, granularity }, &[seed])
     }
 
-    /// Random permutations of the tokens of `samples` samples that start with `chosen` random ones, with a new random stream,
-    /// where this is the seed.
+    /// Random permutations of the tokens of `samples` samples that start with `chosen` random ones, with a new random
+    /// stream; `self` is the seed.
     pub fn random_partition(&self, samples: usize, tokens: usize, chosen: usize) -> Tensor {
         let stream = self.random_stream();
         self.apply(RandomPartition { samples, tokens, chosen, stream }, &[])
     }
 
-    /// The sources of tokens of which the first `corrupted` of this permutation are corrupted, with a new random stream.
+    /// The source of every token ([`TokenCorruption`]) where the first `corrupted` of this permutation are corrupted,
+    /// with a new random stream.
     pub fn token_corruption(&self, corrupted: usize, seed: &Tensor) -> Tensor {
         let stream = self.random_stream();
         self.apply(TokenCorruption { corrupted, stream }, &[seed])
@@ -374,9 +375,9 @@ impl Tensor {
         self.apply(Broadcast(shape.into()), &[])
     }
 
-    /// Concatenation along an axis. Without parts, the result carries an error into the graph that uses it.
-    pub fn concat(parts: &[&Tensor], axis: usize) -> Tensor {
-        match parts {
+    /// Concatenation along an axis. Without tensors, the result carries an error into the graph that uses it.
+    pub fn concat(tensors: &[&Tensor], axis: usize) -> Tensor {
+        match tensors {
             [] => Tensor { builder: Rc::default(), value: None }
                 .refuse("concat", "there is nothing to concatenate".into()),
             [one] => (*one).clone(),

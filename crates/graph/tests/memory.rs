@@ -47,12 +47,24 @@ fn assert_sound(graph: &Graph, plan: &MemoryPlan) {
     }
 }
 
+fn with_exact_fit(graph: &Graph, workspace: &dyn Fn(usize) -> usize, exact_fit_from: usize) -> MemoryPlan {
+    let requirements = MemoryRequirements {
+        bytes: &|value| graph.ty(value).bytes(),
+        workspace,
+        outside: &|_| false,
+        in_place: &|_| false,
+        runs_with: &|node| node,
+        exact_fit_from,
+    };
+    MemoryPlan::with_requirements(graph, requirements)
+}
+
 #[test]
 fn values_alive_at_once_never_overlap() {
     for seed in 40..44 {
         for case in vit_conformance::cases(seed).unwrap() {
             for large in [0, 256, usize::MAX] {
-                let plan = MemoryPlan::with_exact_fit(&case.graph, |node| node * 100 % 700, |_| false, large);
+                let plan = with_exact_fit(&case.graph, &|node| node * 100 % 700, large);
                 assert_sound(&case.graph, &plan);
             }
         }
@@ -91,7 +103,7 @@ fn large_values_share_memory_only_with_values_of_their_size() {
     let long = Tensor::concat(&[&x.tanh(), &x.gelu()], 0).tanh();
     long.slice(0, 0, 64).gelu().tanh().output("y");
     let graph = x.finish().unwrap();
-    let plan = MemoryPlan::with_exact_fit(&graph, |_| 0, |_| false, 256);
+    let plan = with_exact_fit(&graph, &|_| 0, 256);
     let ranges = live_ranges(&graph, &plan);
     for (_, _, a) in &ranges {
         for (_, _, b) in ranges.iter().filter(|(_, _, b)| b.bytes != a.bytes) {

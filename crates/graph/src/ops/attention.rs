@@ -59,11 +59,11 @@ impl Attention {
         for (name, ty) in ["the query", "the key", "the value"].iter().zip(&inputs[..operands]) {
             expect_rank(if self.packed { "qkv" } else { name }, ty, 3)?;
         }
-        let parts = if self.packed { 3 } else { 1 };
+        let projections = if self.packed { 3 } else { 1 };
         let width = inputs[0].shape[2];
-        let divisor = self.heads.checked_mul(parts).filter(|&divisor| divisor > 0);
+        let divisor = self.heads.checked_mul(projections).filter(|&divisor| divisor > 0);
         if width == 0 || divisor.is_none_or(|divisor| !width.is_multiple_of(divisor)) {
-            return Err(format!("a width of {} cannot be divided among {} heads", width / parts, self.heads));
+            return Err(format!("a width of {} cannot be divided among {} heads", width / projections, self.heads));
         }
         let x = self.extents(inputs);
         if x.keys == 0 {
@@ -90,23 +90,31 @@ impl Attention {
         Ok(x)
     }
 
-    /// The input and the index in it of channel `c` of head `h` of token `i`; `part` is 0 for query, 1 for key, 2 for
-    /// value.
-    fn locate(&self, x: &AttentionExtents, part: usize, b: usize, i: usize, h: usize, c: usize) -> (usize, usize) {
+    /// The input and the index in it of channel `c` of head `h` of token `i`; `projection` is 0 for query, 1 for key, 2
+    /// for value.
+    fn locate(
+        &self,
+        x: &AttentionExtents,
+        projection: usize,
+        b: usize,
+        i: usize,
+        h: usize,
+        c: usize,
+    ) -> (usize, usize) {
         let width = x.heads * x.head_dim;
         let column = h * x.head_dim + c;
         if self.packed {
-            (0, (b * x.queries + i) * 3 * width + part * width + column)
+            (0, (b * x.queries + i) * 3 * width + projection * width + column)
         } else {
-            let tokens = if part == 0 { x.queries } else { x.keys };
-            (part, (b * tokens + i) * width + column)
+            let tokens = if projection == 0 { x.queries } else { x.keys };
+            (projection, (b * tokens + i) * width + column)
         }
     }
 
     /// The attention weights of one query, before dropout, and the log-sum-exp of its scores.
     fn weights(&self, x: &AttentionExtents, inputs: &[&Array], b: usize, h: usize, i: usize) -> (Vec<f64>, f64) {
-        let get = |part, i, c| {
-            let (input, index) = self.locate(x, part, b, i, h, c);
+        let get = |projection, i, c| {
+            let (input, index) = self.locate(x, projection, b, i, h, c);
             inputs[input].data()[index]
         };
         let mut scores: Vec<f64> = (0..x.keys)
@@ -266,8 +274,8 @@ impl Operation for AttentionGrad {
         for (b, h, i) in triples(&x) {
             let (weights, _) = attention.weights(&x, attention_inputs, b, h, i);
             let dy = &inputs[0].data()[(b * x.queries + i) * width + h * x.head_dim..][..x.head_dim];
-            let get = |part, token, c| {
-                let (input, index) = attention.locate(&x, part, b, token, h, c);
+            let get = |projection, token, c| {
+                let (input, index) = attention.locate(&x, projection, b, token, h, c);
                 attention_inputs[input].data()[index]
             };
             let masks: Vec<f64> = (0..x.keys).map(|j| attention.mask(&x, attention_inputs, b, h, i, j)).collect();
@@ -278,12 +286,12 @@ impl Operation for AttentionGrad {
                 let dscore = weights[j] * (dweights[j] - dot);
                 for (c, dy) in dy.iter().enumerate() {
                     let scaled = dscore * f64::from(attention.scale);
-                    for (part, token, amount) in [
+                    for (projection, token, amount) in [
                         (0, i, scaled * get(1, j, c)),
                         (1, j, scaled * get(0, i, c)),
                         (2, j, weights[j] * masks[j] * dy),
                     ] {
-                        let (input, index) = attention.locate(&x, part, b, token, h, c);
+                        let (input, index) = attention.locate(&x, projection, b, token, h, c);
                         grads[input].data_mut()[index] += amount;
                     }
                 }

@@ -1,5 +1,5 @@
-//! Cosine attention (Swin V2): queries and keys are normalised before an [`Attention`](super::Attention), whose scores then
-//! are cosines times a factor per head.
+//! Cosine attention (Swin V2): queries and keys are normalised before an [`Attention`](super::Attention), so that its
+//! scores are cosines times a factor per head.
 
 use super::{InputPrecision, Operation, Reduce, arity, expect_rank, expect_shape};
 use crate::autodiff::Backward;
@@ -18,30 +18,30 @@ pub struct CosineQkv {
     pub heads: usize,
 }
 
-/// The parts of `qkv` in memory: a vector of one head is at `vector * head_dim`.
+/// `qkv` as vectors of `head_dim` elements, `[b · n][3 projections][heads]`.
 struct HeadVectors {
     heads: usize,
     head_dim: usize,
 }
 
-/// The projection that a vector of `qkv` belongs to, with the head of a query.
-enum Part {
+/// Which of the three projections a vector of `qkv` is, with the head of a query.
+enum Projection {
     Query(usize),
     Key,
     Value,
 }
 
 impl HeadVectors {
-    fn part(&self, vector: usize) -> Part {
+    fn projection(&self, vector: usize) -> Projection {
         match vector / self.heads % 3 {
-            0 => Part::Query(vector % self.heads),
-            1 => Part::Key,
-            _ => Part::Value,
+            0 => Projection::Query(vector % self.heads),
+            1 => Projection::Key,
+            _ => Projection::Value,
         }
     }
 }
 
-/// The larger of a vector's length and [`LEAST_LENGTH`], and whether that is the length. A NaN is kept.
+/// The larger of a vector's length and [`LEAST_LENGTH`], and whether it is the length. A NaN is kept.
 fn divisor(x: &[f64]) -> (f64, bool) {
     let length = x.iter().map(|v| v * v).sum::<f64>().sqrt();
     let least = f64::from(LEAST_LENGTH);
@@ -93,10 +93,10 @@ impl Operation for CosineQkv {
         let vectors = self.vectors(qkv.shape());
         let mut y = Vec::with_capacity(qkv.data().len());
         for (vector, x) in qkv.data().chunks(vectors.head_dim).enumerate() {
-            let factor = match vectors.part(vector) {
-                Part::Query(head) => scale[head] / divisor(x).0,
-                Part::Key => 1.0 / divisor(x).0,
-                Part::Value => 1.0,
+            let factor = match vectors.projection(vector) {
+                Projection::Query(head) => scale[head] / divisor(x).0,
+                Projection::Key => 1.0 / divisor(x).0,
+                Projection::Value => 1.0,
             };
             y.extend(x.iter().map(|v| factor * v));
         }
@@ -108,9 +108,9 @@ impl Operation for CosineQkv {
     }
 }
 
-/// The gradient of [`CosineQkv`]: from `dy`, `qkv` and `scale` to `dqkv`, and `[b, n, h]`, whose sum over samples and tokens
-/// is the gradient of the scale. With `x̂` a vector divided by its length and `s` its factor, `dx = s / length · (dy - x̂ (x̂ ·
-/// dy))`, and `x̂ · dy` is the second output.
+/// The gradient of [`CosineQkv`]: from `dy`, `qkv` and `scale` to `dqkv` and `x̂ · dy` of every query, `[b, n, h]`,
+/// whose sum over samples and tokens is the gradient of the scale. With `x̂` a query or key divided by its length and
+/// `s` the scale, or 1 for keys, `dx = s / length · (dy - x̂ (x̂ · dy))`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CosineQkvGrad {
     /// The number of heads.
@@ -136,15 +136,15 @@ impl Operation for CosineQkvGrad {
         let (mut dx, mut dots) = (Vec::with_capacity(dy.len()), Vec::new());
         let pairs = qkv.data().chunks(vectors.head_dim).zip(dy.chunks(vectors.head_dim));
         for (vector, (x, dy)) in pairs.enumerate() {
-            let part = vectors.part(vector);
-            if let Part::Value = part {
+            let projection = vectors.projection(vector);
+            if let Projection::Value = projection {
                 dx.extend_from_slice(dy);
                 continue;
             }
             let (length, normalised) = divisor(x);
             let dot = x.iter().zip(dy).map(|(x, dy)| x / length * dy).sum::<f64>();
-            let factor = match part {
-                Part::Query(head) => {
+            let factor = match projection {
+                Projection::Query(head) => {
                     dots.push(dot);
                     scale[head] / length
                 }

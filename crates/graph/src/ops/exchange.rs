@@ -1,4 +1,4 @@
-//! Sums over the parts of a global batch, of the parts that one process computes and of all processes, and values of which
+//! Sums over the parts of a global batch, within a process and over all processes, and operations on values of which
 //! each process has a slice.
 //!
 //! Floating-point sums depend on their order, so parts are added in one balanced binary tree that does not depend on
@@ -12,8 +12,8 @@ use crate::autodiff::Backward;
 use crate::reference::Array;
 use crate::{GraphError, Shape, Type};
 
-/// The sum of two subtrees of parts. Unlike [`super::Binary::Add`], no rewrite fuses it into the operation that computes
-/// one of its terms: a term has the same bits whether it is added here or sent to another process.
+/// The sum of two subtrees of parts. Unlike [`super::Binary::Add`], no rewrite fuses it into the operation that
+/// computes one of its terms: a term has the same bits whether it is added here or sent to another process.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PartSum;
 
@@ -75,12 +75,12 @@ impl Operation for AllReduce {
     }
 }
 
-/// How the elements of a value are divided among processes: contiguous slices in the order of their numbers.
+/// How the elements of a value are divided among processes: contiguous slices in the order of ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Shards {
-    /// The number of this process.
+    /// The rank of this process, from 0.
     pub rank: usize,
-    /// The elements of each process.
+    /// The number of elements of each process.
     pub lengths: Vec<usize>,
 }
 
@@ -106,8 +106,8 @@ impl Shards {
     }
 }
 
-/// The sum of a value over all processes, of which each gets its own slice: the elements of the result outside
-/// [`Shards::own`] are unspecified. The rules of [`AllReduce`] apply, and its sums are the same bits.
+/// The sum of a value over all processes, each of which gets its own slice: the elements of the result outside
+/// [`Shards::own`] are unspecified. The rules of [`AllReduce`] apply, and the sums have the same bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReduceScatter(pub Shards);
 
@@ -139,8 +139,8 @@ impl Operation for ReduceScatter {
     }
 }
 
-/// A whole value from the slices of all processes: from this process's slice `[n]` to `shape`. The rules of [`AllReduce`]
-/// apply. In the reference implementation the slices of other processes are zeros.
+/// A whole value from the slices of all processes: from this process's slice `[n]` to `shape`. The rules of
+/// [`AllReduce`] apply. In the reference implementation the slices of other processes are zeros.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AllGather {
     /// The shape of the whole value.
@@ -161,7 +161,8 @@ impl Operation for AllGather {
         Ok(vec![Type::f32(self.shape.clone())])
     }
 
-    /// The gradient of a whole value is divided by its consumer; it does not pass through here.
+    /// Training differentiates with respect to the whole value and slices that gradient ([`ReduceScatter`]); none
+    /// passes through the gather.
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         if b.needs_gradient(0) { Err(b.unsupported("a slice has no gradient")) } else { Ok(()) }
     }

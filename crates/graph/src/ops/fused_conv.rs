@@ -93,7 +93,7 @@ impl Operation for FusedConv2d {
         let [kh, kw] = self.kernel;
         let (from, channels) = (inputs[1].data(), inputs[0].shape()[3]);
         let types: Vec<Type> = inputs.iter().map(|a| Type::f32(a.shape())).collect();
-        let shape = self.published(&types[0], &types[1]).unwrap_or_default();
+        let shape = self.published(&types[0], &types[1]).expect("`infer` has checked the weight");
         let weight = Array::from_fn(&shape, |i| {
             let (o, c, tap) = (i / (shape[1] * kh * kw), i / (kh * kw) % shape[1], i % (kh * kw));
             if self.depthwise() { from[tap * channels + o] } else { from[(o * kh * kw + tap) * channels + c] }

@@ -94,8 +94,8 @@ impl Operation for CrossEntropyGrad {
     }
 }
 
-/// The mean of the squared differences of all elements. Inputs: `x [rows, columns]`, `targets` of the same shape, which have no
-/// gradient.
+/// The mean of the squared differences of all elements. Inputs: `x [rows, columns]`, `targets` of the same shape, which
+/// have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SquaredError;
 

@@ -71,7 +71,7 @@ use crate::{DType, GraphError, Type};
 
 /// An operation: its semantics, and the facts about it that rewrites, the memory plan and devices need.
 pub trait Operation {
-    /// The name in errors and tables, and of device functions of elementwise operations.
+    /// The name in errors and tables; of an elementwise operation also that of its function in device kernels.
     fn name(&self) -> &'static str;
 
     /// The name with the epilogue, for profiles: `linear+gelu+residual`.
@@ -82,13 +82,13 @@ pub trait Operation {
     /// Infers the types of the outputs, or returns what is wrong with the inputs.
     fn infer(&self, inputs: &[Type]) -> Result<Vec<Type>, String>;
 
-    /// Floating-point operations of its matrix products, 2 per multiply-add; other work is not counted, as in published
-    /// figures.
+    /// Floating-point operations of the operation's matrix products, 2 per multiply-add; other work is not counted, as
+    /// in published figures.
     fn flops(&self, _inputs: &[Type], _outputs: &[Type]) -> u64 {
         0
     }
 
-    /// Adds the nodes that compute the gradients of its inputs, where needed.
+    /// Adds the nodes that compute the gradients of the operation's inputs, where needed.
     fn gradient(&self, backward: &mut Backward) -> Result<(), GraphError> {
         Err(backward.unsupported("it belongs to a backward pass, or was fused before differentiation"))
     }
@@ -145,12 +145,13 @@ pub trait Operation {
         false
     }
 
-    /// Whether computing it a second time in one run gives the same result; false if it updates state.
+    /// Whether computing it a second time in one run gives the same result; false if it updates state or exchanges with
+    /// other processes.
     fn is_repeatable(&self) -> bool {
         true
     }
 
-    /// The stream of random numbers that it draws from.
+    /// The index of the random stream that it draws from; mutable, since inlining renumbers streams.
     fn random_stream(&mut self) -> Option<&mut u32> {
         None
     }

@@ -123,8 +123,8 @@ impl Operation for LayerNorm {
 }
 
 /// The gradient of [`LayerNorm`]: from `dy, x, gamma, mean, rstd` to `dx, dgamma, dbeta`. With `n = (x - mean) · rstd`,
-/// `g = dy · gamma` and `E` the mean over the row, `dx = rstd · (g - E[g] - n · E[g · n])`; without `E[g]` if the mean was
-/// not subtracted.
+/// `g = dy · gamma` and `E` the mean over the row, `dx = rstd · (g - E[g] - n · E[g · n])`; without `E[g]` if the mean
+/// was not subtracted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LayerNormGrad {
     /// As in [`LayerNorm`].

@@ -37,12 +37,12 @@ impl Operation for GlobalNorm {
     }
 }
 
-/// Elements of a partial sum of squares.
+/// The number of elements of a partial sum of squares.
 pub const SQUARES: usize = 1 << 13;
 
-/// Partial sums of the squares of a tensor: those that [`GlobalNorm`] adds on the same device. Each is of [`SQUARES`]
-/// elements; a device that sums twice as many at a time writes 0 as every second one. A slice of a tensor that begins at a
-/// multiple of `2 * SQUARES` has the sums of its elements.
+/// Partial sums of the squares of a tensor, the same that [`GlobalNorm`] adds on this device. Each is of [`SQUARES`]
+/// elements; a device that sums twice as many at a time writes 0 as every second one. A slice that begins at a multiple
+/// of `2 * SQUARES` elements has the same sums as in the whole tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SquareSums;
 

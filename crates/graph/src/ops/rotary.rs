@@ -252,8 +252,8 @@ impl Operation for RotaryTables {
     }
 }
 
-/// The gradient of the frequencies of [`RotaryTables`], from `dcos, dsin, cos, sin, coordinates`: summed over positions,
-/// `coordinates · (cos dsin - sin dcos)`.
+/// The gradient of the frequencies of [`RotaryTables`], from `dcos, dsin, cos, sin, coordinates`: summed over
+/// positions, `coordinates · (cos dsin - sin dcos)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RotaryTablesGrad;
 

@@ -1,9 +1,10 @@
-//! Batch normalisation whose statistics are those of all parts of a batch, in several steps between which the parts, and
-//! the processes that compute them, add their sums.
+//! Batch normalisation whose statistics are those of all parts of a batch, as several operations between which sums
+//! over the parts, and over the processes that compute them, are added.
 //!
 //! [`BatchMoments`] of every part gives a mean, whose sum over parts gives the mean of the batch; [`VarianceAbout`] of
-//! every part is the variance about that mean, whose sum gives the variance of the batch; [`SyncBatchNorm`] normalises all
-//! parts of this process. All parts have the same shape. Two sums, instead of one of `x` and `x²`, avoid cancellation.
+//! every part is the variance about that mean, whose sum gives the variance of the batch; [`SyncBatchNorm`] normalises
+//! all parts of this process. All parts have the same shape. Two sums, instead of one of `x` and `x²`, avoid
+//! cancellation.
 
 use super::norm::expect_elements;
 use super::{AllReduce, BatchNorm, BatchNormGrad, InputPrecision, Operation, PartSum, arity, expect_shape};
@@ -18,7 +19,7 @@ pub struct SyncedParts {
     pub parts: usize,
     /// The number of parts of this process.
     pub own: usize,
-    /// Whether other processes compute some of them.
+    /// Whether other processes compute some of the parts.
     pub exchange: bool,
 }
 
@@ -30,7 +31,7 @@ impl SyncedParts {
     }
 }
 
-/// The left subtree has the largest power of two of values that leaves one to the right.
+/// The sum in a balanced binary tree; the left subtree has the largest power of two below the number of values.
 fn tree_sum(graph: &mut Graph, values: &[Value]) -> Result<Value, GraphError> {
     if let [only] = values {
         return Ok(*only);
@@ -40,16 +41,16 @@ fn tree_sum(graph: &mut Graph, values: &[Value]) -> Result<Value, GraphError> {
     graph.value(PartSum, &operands)
 }
 
-/// Adds a batch norm of all parts. `of_parts` has the inputs of [`BatchNorm`] for every part of this process, whose running
-/// statistics are the same value. Returns the outputs of [`SyncBatchNorm`].
+/// Adds a batch norm of all parts. `of_parts` has the inputs of [`BatchNorm`] for every part of this process, whose
+/// running statistics are the same value. Returns the outputs of [`SyncBatchNorm`].
 pub fn sync_batch_norm(
     graph: &mut Graph,
     norm: BatchNorm,
     synced: SyncedParts,
     of_parts: &[Vec<Value>],
 ) -> Result<Vec<Value>, GraphError> {
-    let column = |input: usize| of_parts.iter().map(move |inputs| inputs[input]);
-    let moments = column(0).map(|x| graph.add(BatchMoments, &[x])).collect::<Result<Vec<_>, _>>()?;
+    let operand = |input: usize| of_parts.iter().map(move |inputs| inputs[input]);
+    let moments = operand(0).map(|x| graph.add(BatchMoments, &[x])).collect::<Result<Vec<_>, _>>()?;
     let means: Vec<Value> = moments.iter().map(|&node| Value { node, output: 0 }).collect();
     let mean_sum = synced.sum(graph, &means)?;
     let about = VarianceAbout { parts: synced.parts };
@@ -58,7 +59,7 @@ pub fn sync_batch_norm(
         .map(|&node| graph.value(about, &[Value { node, output: 0 }, Value { node, output: 1 }, mean_sum]))
         .collect::<Result<Vec<_>, _>>()?;
     let variance_sum = synced.sum(graph, &variances)?;
-    let mut inputs: Vec<Value> = (0..3).flat_map(column).collect();
+    let mut inputs: Vec<Value> = (0..3).flat_map(operand).collect();
     inputs.extend([mean_sum, variance_sum, of_parts[0][3], of_parts[0][4]]);
     let node = graph.add(SyncBatchNorm { norm, synced }, &inputs)?;
     Ok((0..of_parts.len() + 4).map(|output| Value { node, output }).collect())
@@ -94,8 +95,8 @@ impl Operation for BatchMoments {
     }
 }
 
-/// The variance of a part about the mean of all parts: `variance + (mean - mean_sum / parts)²`, from `mean`, `variance` and
-/// `mean_sum`, each `[c]`.
+/// The variance of a part about the mean of all parts: `variance + (mean - mean_sum / parts)²`, from `mean`, `variance`
+/// and `mean_sum`, each `[c]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct VarianceAbout {
     /// The parts in `mean_sum`.
@@ -132,9 +133,9 @@ impl Operation for VarianceAbout {
 /// `(x - mean) · rstd · gamma + beta` of the `k` parts of this process, with `mean = mean_sum / parts` and
 /// `rstd = 1 / √(variance_sum / parts + epsilon)`.
 ///
-/// Inputs: `k` times `x [.., c]`, `k` times `gamma`, `k` times `beta` (the same values; each has the gradient of its part),
-/// `mean_sum`, `variance_sum`, `running_mean` and `running_variance`, each `[c]`. Outputs: `k` results, `mean`, `rstd` and the
-/// new running statistics of [`BatchNorm`].
+/// Inputs: `k` times `x [.., c]`, `k` times `gamma`, `k` times `beta` (the same values; each has the gradient of its
+/// part), `mean_sum`, `variance_sum`, `running_mean` and `running_variance`, each `[c]`. Outputs: `k` results, `mean`,
+/// `rstd` and the new running statistics of [`BatchNorm`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyncBatchNorm {
     /// Epsilon and momentum.
@@ -173,11 +174,11 @@ impl Operation for SyncBatchNorm {
         let own = self.synced.own;
         b.only_outputs_before(own, "the batch's statistics")?;
         let [mean, rstd] = [own, own + 1].map(|output| b.output(output));
-        let (mut sums, mut upstream) = (Vec::new(), Vec::new());
+        let (mut grads, mut upstream) = (Vec::new(), Vec::new());
         for part in 0..own {
             let dy = b.dy_of(part)?;
             upstream.push(dy);
-            // The gradients of gamma and beta; that of x needs their sums over all parts.
+            // Only the gradients of gamma and beta are used; that of x needs their sums over all parts.
             let operands = [dy, b.input(part), b.input(own + part), mean, rstd];
             let node = b.graph.add(BatchNormGrad, &operands)?;
             for (input, output) in [(own + part, 1), (2 * own + part, 2)] {
@@ -185,13 +186,13 @@ impl Operation for SyncBatchNorm {
                     b.set(input, Value { node, output })?;
                 }
             }
-            sums.push(node);
+            grads.push(node);
         }
         if !(0..own).any(|part| b.needs_gradient(part)) {
             return Ok(());
         }
         let mut sum = |output: usize| {
-            let of_parts: Vec<Value> = sums.iter().map(|&node| Value { node, output }).collect();
+            let of_parts: Vec<Value> = grads.iter().map(|&node| Value { node, output }).collect();
             self.synced.sum(b.graph, &of_parts)
         };
         let (dgamma, dbeta) = (sum(1)?, sum(2)?);

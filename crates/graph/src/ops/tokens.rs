@@ -1,5 +1,5 @@
-//! Random indices of a sample's tokens, with counter-based random numbers, and gathering and scattering of tokens by index:
-//! patch dropout, masked autoencoders, masked patch prediction.
+//! Random indices of a sample's tokens, with counter-based random numbers, and gathering and scattering of tokens by
+//! index: patch dropout, masked autoencoders, masked patch prediction.
 
 use super::dropout::seed_of;
 use super::{Operation, arity, expect_rank, expect_seed, expect_shape};
@@ -11,8 +11,9 @@ use crate::{DType, GraphError, Type};
 /// The most tokens of a sample: GPUs rank them in shared memory.
 const MAX_TOKENS: usize = 4096;
 
-/// A random permutation of every sample's tokens: first a random subset, then the others, both ascending. Input: `seed i32[4]`.
-/// Output: `i32 [samples, tokens]`.
+/// A random permutation of every sample's tokens: first a random subset, then the others, both ascending.
+///
+/// Input: `seed i32[4]`. Output: `i32 [samples, tokens]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RandomPartition {
     /// Samples of the batch.
@@ -26,8 +27,8 @@ pub struct RandomPartition {
 }
 
 impl RandomPartition {
-    /// The permutation of one sample. The subset has the tokens with the smallest random words, the first of equal ones.
-    /// `words` is scratch; both slices have one element per token.
+    /// Writes the permutation of one sample to `order`. The subset has the tokens with the smallest random words, the
+    /// first of equal ones. `words` is scratch; both slices have one element per token.
     pub fn order(&self, seed: Seed, sample: usize, words: &mut [u32], order: &mut [i32]) {
         for (token, word) in words.iter_mut().enumerate() {
             *word = seed.word(self.stream, (sample * self.tokens + token) as u64);
@@ -81,8 +82,8 @@ impl Operation for RandomPartition {
     }
 }
 
-/// The source of every token in masked prediction as in BERT and the ViT paper (appendix B.1.2). Of the corrupted tokens, 80%
-/// become a mask token, 10% another token of the sample, and 10% stay as they are.
+/// The source of every token in masked prediction as in BERT and the ViT paper (appendix B.1.2). Of the corrupted
+/// tokens, 80% become a mask token, 10% another token of the sample, and 10% stay as they are.
 ///
 /// Inputs: `order i32 [samples, tokens]`, a permutation that starts with the corrupted tokens; `seed i32[4]`. Output:
 /// `i32 [samples, tokens]`, the index of a token of the sample, or the number of tokens for the mask token.
@@ -95,10 +96,11 @@ pub struct TokenCorruption {
 }
 
 impl TokenCorruption {
-    /// Random words below the first are masked; those from the first to the second are replaced: 80% and 90% of 2^32.
+    /// 80% and 90% of 2^32. Corrupted tokens whose random word is below the first are masked, those from there to below
+    /// the second are replaced.
     pub const THRESHOLDS: [u32; 2] = [3_435_973_836, 3_865_470_566];
 
-    /// The sources of one sample's tokens.
+    /// Writes the source of each token of one sample to `sources`, which is as long as `order`.
     pub fn sources(&self, seed: Seed, sample: usize, order: &[i32], sources: &mut [i32]) {
         let tokens = order.len();
         for (place, &token) in order.iter().enumerate() {
@@ -157,8 +159,8 @@ fn expect_order(order: &Type) -> Result<(), String> {
     if order.dtype == DType::I32 { Ok(()) } else { Err(format!("indices should be i32, not {}", order.dtype)) }
 }
 
-/// Tokens of every sample by index. Inputs: `x [samples, tokens, width]`, `order i32 [samples, places]`. Output: `[samples,
-/// count, width]`, the tokens at the places from `start` on. An index outside the tokens gives zeros.
+/// Tokens of every sample by index. Inputs: `x [samples, tokens, width]`, `order i32 [samples, places]`. Output:
+/// `[samples, count, width]`, the tokens at the places from `start` on. An index outside the tokens gives zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatherTokens {
     /// The first place.
@@ -206,8 +208,8 @@ impl Operation for GatherTokens {
     }
 }
 
-/// The transpose of [`GatherTokens`]: every token is the sum of the rows whose place has its index, in the order of the places.
-/// Inputs: `x [samples, count, width]`, `order i32 [samples, places]`. Output: `[samples, tokens, width]`.
+/// The transpose of [`GatherTokens`]: every token is the sum of the rows whose place has its index, in the order of the
+/// places. Inputs: `x [samples, count, width]`, `order i32 [samples, places]`. Output: `[samples, tokens, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScatterTokens {
     /// The place of the first row.
@@ -257,9 +259,10 @@ impl Operation for ScatterTokens {
     }
 }
 
-/// The class of the mean colour of every cell of an image: each channel, from 0 to 1, is quantised to 8 levels, and the levels
-/// are the octal digits of the class. Input: `[samples, channels, height, width]`, normalised. Output: `i32 [samples, rows,
-/// columns]`.
+/// The class of the mean colour of every cell of an image: each channel, from 0 to 1, is quantised to 8 levels, and the
+/// levels are the octal digits of the class.
+///
+/// Input: `[samples, channels, height, width]`, normalised. Output: `i32 [samples, rows, columns]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ColourClass {
     /// Height and width of a cell.
@@ -274,7 +277,8 @@ impl ColourClass {
     /// Levels of a channel.
     pub const LEVELS: usize = 8;
 
-    /// The class of a cell, from the sum of each channel's pixels. All of it in f64 and in this order, so that devices agree.
+    /// The class of a cell, from the sum of each channel's pixels. All of it in f64 and in this order, so that devices
+    /// agree.
     pub fn class(&self, sums: impl Iterator<Item = f64>) -> i32 {
         let pixels = (self.cell[0] * self.cell[1]) as f64;
         let channels = self.mean.iter().zip(&self.std);

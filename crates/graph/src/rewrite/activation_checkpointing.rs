@@ -10,11 +10,12 @@ use crate::memory::root_of;
 use crate::ops::Operation;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// In a graph with a backward pass: the values inside a block that the backward pass reads → copies of their nodes in
-/// [`Phase::Recompute`], right before the first read of any of them. These stay in memory: values that forward nodes
-/// outside the block read, outputs and updates of the graph, and results of operations that must not be repeated.
+/// In a graph with a backward pass: the nodes inside a block whose values the backward pass reads are copied, with
+/// [`Phase::Recompute`], to right before the first of these reads, and the backward pass reads the copies. Not
+/// recomputed are values that forward nodes outside the block read, outputs and updates of the graph, and results of
+/// operations that must not be repeated.
 ///
-/// A block is a numbered part of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
+/// A block is a numbered module of the model, e.g. `blocks.3` or `layers.1.blocks.0`.
 pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
     let blocks = Blocks::find(graph);
     let mut copy = GraphCopy::of(graph);
@@ -45,7 +46,7 @@ pub fn checkpoint_activations(graph: &Graph) -> Result<Graph, GraphError> {
 struct Blocks {
     /// The block of each node; `None` outside blocks, in the backward pass, and for nodes without inputs.
     of: Vec<Option<usize>>,
-    /// The nodes of each block that are recomputed, in topological order.
+    /// By block: the nodes that are recomputed, in topological order.
     recomputed: Vec<Vec<NodeId>>,
     /// Values that stay in memory until the backward pass.
     kept: HashSet<Value>,
@@ -76,8 +77,8 @@ impl Blocks {
         let named = graph.outputs().iter().map(|(_, v)| *v).chain(graph.updates().iter().map(|(_, v)| *v));
         named.for_each(keep);
 
-        let count = of.iter().flatten().max().map_or(0, |last| last + 1);
-        let mut blocks = Blocks { of, recomputed: vec![Vec::new(); count], kept };
+        let block_count = of.iter().flatten().max().map_or(0, |last| last + 1);
+        let mut blocks = Blocks { of, recomputed: vec![Vec::new(); block_count], kept };
         let mut to_recompute = vec![false; graph.nodes().len()];
         for id in (0..graph.nodes().len()).rev() {
             let Some(block) = blocks.of[id] else { continue };
@@ -98,7 +99,7 @@ impl Blocks {
         blocks
     }
 
-    /// The block of a value that is not kept for the backward pass.
+    /// The block of a value; `None` if it has none or the value is kept for the backward pass.
     fn dropped(&self, value: Value) -> Option<usize> {
         self.of[value.node].filter(|_| !self.kept.contains(&value))
     }
@@ -139,8 +140,8 @@ fn is_backward(graph: &Graph, id: NodeId) -> bool {
     matches!(graph.node(id).phase, Phase::Backward | Phase::Recompute)
 }
 
-/// The block of each node: consecutive nodes of one numbered part of the model. Micro-batches have separate blocks,
-/// since the backward pass of one precedes the forward pass of the next.
+/// The block of each node: consecutive forward nodes of one numbered module. Micro-batches have separate blocks, since
+/// the backward pass of one precedes the forward pass of the next.
 fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
     let (mut last, mut count): (Option<&str>, usize) = (None, 0);
     let nodes = graph.nodes().iter().enumerate();
@@ -162,9 +163,9 @@ fn block_of_nodes(graph: &Graph) -> Vec<Option<usize>> {
 pub(super) fn block_scope(scope: &str) -> Option<&str> {
     let mut end = 0;
     let mut found = None;
-    for part in scope.split('.') {
-        end += part.len();
-        if part.chars().all(|c| c.is_ascii_digit()) && !part.is_empty() {
+    for name in scope.split('.') {
+        end += name.len();
+        if name.chars().all(|c| c.is_ascii_digit()) && !name.is_empty() {
             found = Some(&scope[..end]);
         }
         end += 1;

@@ -5,7 +5,7 @@ use crate::ops::{AddLayerNorm, Binary, Op};
 use crate::{Graph, GraphError, Value};
 
 /// `layer_norm(x + y)` → [`AddLayerNorm`]`(x, y)`, for `x` and `y` of one shape, where the norm is the sum's first
-/// consumer. The sum is an output of the fused node, for its other consumers.
+/// consumer. The sum is an output of the fused node, for the sum's other consumers.
 pub fn fuse_add_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let nodes = graph.nodes();
     // The fused node takes the norm's place, so no other consumer of the sum may precede it.

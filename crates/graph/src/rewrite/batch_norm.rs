@@ -11,7 +11,7 @@ use crate::{Graph, GraphError, NodeId, Value};
 /// consumer.
 pub fn fold_batch_norm(graph: &Graph) -> Result<Graph, GraphError> {
     let (consumers, constant) = (only_consumers(graph), constant_nodes(graph));
-    // The chain after a convolution: each node with its operation and its constant operand.
+    // The chain after a convolution, empty if there is none: each node with its operation and its constant operand.
     let follow = |id: NodeId| {
         let Op::Conv2d(_) = graph.node(id).op else { return Vec::new() };
         let weight = graph.node(id).inputs[1];
@@ -77,7 +77,8 @@ fn fold(
                 weight = add(Binary::Mul.into(), &[weight, column])?;
                 bias = bias.map(|b| add(Binary::Mul.into(), &[b, other])).transpose()?;
             }
-            _ => bias = Some(bias.map_or(Ok(other), |b| add(Binary::Add.into(), &[b, other]))?),
+            Binary::Add => bias = Some(bias.map_or(Ok(other), |b| add(Binary::Add.into(), &[b, other]))?),
+            Binary::Sub => unreachable!("chains hold products and sums"),
         }
     }
     let operands: Vec<Value> = [inputs[0], weight].into_iter().chain(bias).collect();

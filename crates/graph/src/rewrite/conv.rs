@@ -43,8 +43,7 @@ pub fn fuse_conv(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// Whether a convolution is left to [`super::patchify`]: kernel = stride without padding, dilation and groups, as
-/// there, but not 1x1, which is fused here.
+/// Whether a convolution is left to [`super::patchify`]: one that it rewrites, except 1x1, which is fused here.
 fn is_patch_embedding(graph: &Graph, id: NodeId, conv: &Conv2d) -> bool {
     let weight = graph.shape(graph.node(id).inputs[1]);
     let kernel = [weight[2], weight[3]];

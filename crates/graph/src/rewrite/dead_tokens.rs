@@ -11,9 +11,9 @@ use crate::{Graph, GraphError, Node, NodeId, Type, Value};
 const TOKENS: usize = 1;
 
 /// Where consumers read only a range of tokens of `[batch, tokens, width]`, and the operation computes each token
-/// independently (`Operation::row_inputs`): computes only that range, if it has at most half of the tokens. The range is
-/// copied out of the operation's inputs; mean pooling, which skips only the class token, would copy nearly everything to
-/// save one token.
+/// independently (`Operation::row_inputs`): computes only that range, if it has at most half of the tokens. The limit
+/// is there because the range is copied out of the operation's inputs: mean pooling, which skips only the class token,
+/// would copy nearly everything to save one token.
 ///
 /// Apply it before differentiating, since gradients read whole sequences.
 pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
@@ -33,7 +33,7 @@ pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
                 copy.replace(Value { node: id, output: 0 }, value);
             }
             op if live.is_narrowed(id) => {
-                let by_row = row_inputs(graph, node).unwrap_or_default();
+                let by_row = row_inputs(graph, node).expect("only operations by row are narrowed");
                 let mut inputs = Vec::new();
                 for (&input, is_by_row) in node.inputs.iter().zip(by_row) {
                     let range = live.computed[id].clone();
@@ -53,10 +53,10 @@ pub fn eliminate_dead_tokens(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// For every node, the tokens of its first output that are computed: the smallest range with all that consumers read if
-/// the node is narrowed, else all.
 struct LiveTokens<'a> {
     graph: &'a Graph,
+    /// By node: the tokens of its first output that are computed, which is the smallest range with all that consumers
+    /// read if the node is narrowed, else all.
     computed: Vec<Range<usize>>,
     /// Linear layers that compute packed query, key and value for one narrowed attention: they are split in three.
     split: Vec<bool>,
@@ -118,8 +118,8 @@ impl<'a> LiveTokens<'a> {
         self.slices_tokens(input, slice) && input.output == 0 && self.is_narrowed(input.node)
     }
 
-    /// The tokens `range` (in the old graph) of an old value, as a value of the new graph. A slice that this needs gets the
-    /// scope and phase of `consumer`.
+    /// The tokens `range` (in the old graph) of an old value, as a value of the new graph. A slice that this needs gets
+    /// the scope and phase of `consumer`.
     fn take(
         &self,
         copy: &mut GraphCopy,
@@ -163,29 +163,30 @@ fn narrow_attention(
     let operands = if attention.packed {
         let producer = graph.node(node.inputs[0].node);
         let width = graph.shape(node.inputs[0])[2] / 3;
-        let mut parts = Vec::new();
-        for part in 0..3 {
+        let mut operands = Vec::new();
+        for projection in 0..3 {
             let add = |copy: &mut GraphCopy, op: Op, inputs: &[Value], like: &Node| {
                 copy.new.add_like(like, op, inputs).map(|node| Value { node, output: 0 })
             };
             // Query, key or value: along axis 0 of `weight [3 · width, k]` and `bias [3 · width]`, or axis 2 of `qkv`.
-            let third = |axis: usize| Slice { axis, start: part * width, length: width }.into();
-            parts.push(if live.split[node.inputs[0].node] {
+            let third = |axis: usize| Slice { axis, start: projection * width, length: width }.into();
+            operands.push(if live.split[node.inputs[0].node] {
                 let x = producer.inputs[0];
-                let part_tokens = if part == 0 { range.clone() } else { live.computed[x.node].clone() };
-                let mut inputs = vec![live.take(copy, x, part_tokens, producer)?];
+                let tokens = if projection == 0 { range.clone() } else { live.computed[x.node].clone() };
+                let mut inputs = vec![live.take(copy, x, tokens, producer)?];
                 for &parameter in &producer.inputs[1..] {
                     let moved = copy.lookup(parameter);
                     inputs.push(add(copy, third(0), &[moved], producer)?);
                 }
                 add(copy, producer.op.clone(), &inputs, producer)?
             } else {
-                let part_tokens = if part == 0 { range.clone() } else { live.computed[node.inputs[0].node].clone() };
-                let qkv = live.take(copy, node.inputs[0], part_tokens, node)?;
+                let producer_tokens = live.computed[node.inputs[0].node].clone();
+                let tokens = if projection == 0 { range.clone() } else { producer_tokens };
+                let qkv = live.take(copy, node.inputs[0], tokens, node)?;
                 add(copy, third(2), &[qkv], node)?
             });
         }
-        parts
+        operands
     } else {
         vec![live.take(copy, node.inputs[0], range, node)?, copy.lookup(node.inputs[1]), copy.lookup(node.inputs[2])]
     };

@@ -1,5 +1,5 @@
-//! Linear layers save the derivative of their activation for the backward pass. Computing it in the epilogue of the
-//! matrix product costs little, and the gradient of the activation becomes a multiplication.
+//! Linear layers save the derivative of their activation for the backward pass. Computing the derivative in the
+//! epilogue of the matrix product costs little, and the gradient of the activation becomes a multiplication by it.
 
 use super::GraphCopy;
 use crate::ops::{Activation, Binary, LinearWithDerivative, MatMul, MatMulTimes, Op, Reshape};
@@ -43,7 +43,8 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
                 }
                 (Some(derivative), Some((product, matmul))) => {
                     let old = graph.node(product);
-                    // The product may have other leading axes (`[rows, n]` in a linear layer's gradient) than the derivative.
+                    // The product may have other leading axes (`[rows, n]` in a linear layer's gradient) than the
+                    // derivative.
                     let flat = Reshape(old.outputs[0].shape.clone());
                     let factor = copy.new.add_like(old, flat, &[derivative])?;
                     let mut inputs = copy.inputs(old);
@@ -60,8 +61,8 @@ pub fn save_activation_derivative(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// The consumers of each node. An output of the graph and a new value of an update count as their own consumers, so that a
-/// node they read is never taken for one with a single consumer.
+/// The consumers of each node. An output of the graph and a new value of an update count as their own consumers, so
+/// that a node they read is never taken for one with a single consumer.
 fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     let mut consumers = vec![Vec::new(); graph.nodes().len()];
     for (id, node) in graph.nodes().iter().enumerate() {
@@ -72,8 +73,8 @@ fn consumers(graph: &Graph) -> Vec<Vec<NodeId>> {
     consumers
 }
 
-/// If all consumers of a linear layer are one activation, in one node or in equal ones, and its gradient: the activation
-/// and its [`Op::Activation`] nodes.
+/// If all consumers of a linear layer are one activation, in one node or in equal ones, and its gradient: the
+/// activation and its [`Op::Activation`] nodes.
 fn only_activation(graph: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Activation, Vec<NodeId>)> {
     let Op::Linear(linear) = graph.node(id).op else { return None };
     if !linear.is_plain() || linear.int8 {

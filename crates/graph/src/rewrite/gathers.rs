@@ -7,11 +7,12 @@ use super::activation_checkpointing::block_scope;
 use crate::ops::Op;
 use crate::{Graph, GraphError, Node, NodeId, Phase, Value};
 
-/// A gathered parameter → one gather for every block that reads it, in the forward and in the backward pass, where the
-/// block before it begins: it is received while that block is computed, and its memory is free after the last read.
+/// The gather of a parameter → one gather for every block that reads the parameter, forward and backward, placed where
+/// the preceding block begins: the parameter is received while that block is computed, and its memory is free after its
+/// last read in the block that needs it. Consecutive blocks that read the same parameter share one gather.
 ///
-/// A block is a numbered part of the model, as in [`checkpoint_activations`](super::checkpoint_activations), or whatever is
-/// between two of them.
+/// A block is a numbered module of the model, as in [`checkpoint_activations`](super::checkpoint_activations), or
+/// whatever is between two of them, in one phase.
 pub fn gather_by_block(graph: &Graph) -> Result<Graph, GraphError> {
     let is_gather = |id: NodeId| {
         let node = graph.node(id);
@@ -30,20 +31,19 @@ pub fn gather_by_block(graph: &Graph) -> Result<Graph, GraphError> {
             last = key;
         }
         let reads = node.inputs.iter().map(|v| v.node).filter(|&node| is_gather(node));
-        blocks.last_mut().into_iter().for_each(|block| block.reads.extend(reads.clone()));
+        blocks.last_mut().expect("the first node begins a block").reads.extend(reads);
     }
 
     let mut copy = GraphCopy::of(graph);
-    // The gathers of the current block and those of the next one, which are under way.
+    // The gathered parameters of the current block, and those of the next one, which are received meanwhile.
     let (mut current, mut next) = (HashMap::new(), HashMap::new());
     let mut upcoming = blocks.iter().peekable();
     for (id, node) in graph.nodes().iter().enumerate() {
         if is_gather(id) {
             continue;
         }
-        if upcoming.peek().is_some_and(|block| block.first == id)
-            && let Some(block) = upcoming.next()
-        {
+        if let Some(block) = upcoming.next_if(|block| block.first == id) {
+            // The first block: none before it has added its gathers.
             if current.is_empty() && next.is_empty() {
                 next = gather(&mut copy, graph, block, &current)?;
             }
@@ -62,14 +62,15 @@ pub fn gather_by_block(graph: &Graph) -> Result<Graph, GraphError> {
     copy.finish()
 }
 
-/// Consecutive nodes.
+/// Consecutive nodes of one block.
 struct Block {
     first: NodeId,
-    /// The gathers whose results they read.
+    /// The gathers whose results its nodes read, as nodes of the old graph.
     reads: BTreeSet<NodeId>,
 }
 
-/// Adds the gathers of a block, except those that the block before it has, too.
+/// The gathered parameters of a block, by the old gather: those of the block `before` again, and new gathers for the
+/// others.
 fn gather(
     copy: &mut GraphCopy,
     graph: &Graph,

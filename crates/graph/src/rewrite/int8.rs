@@ -7,8 +7,8 @@ use crate::ops::{Linear, Op, Operation};
 use crate::{Graph, GraphError, NodeId, Value};
 
 /// [`Linear`] → `Linear` with `int8`, where the weights are parameters. The first layer, which reads the image, and
-/// those whose result is an output of the graph stay in f32, since quantising them costs the most accuracy; so do those that
-/// a device computes once (the MLP of relative positions).
+/// those whose result is an output of the graph stay in f32, since quantising them costs the most accuracy; so do
+/// layers that depend on parameters alone (the MLP of relative positions), which runs do not compute.
 pub fn quantise_int8(graph: &Graph) -> Result<Graph, GraphError> {
     let constant = constant_nodes(graph);
     let mut copy = GraphCopy::of(graph);

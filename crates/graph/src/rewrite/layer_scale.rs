@@ -4,12 +4,12 @@ use super::{GraphCopy, only_consumers};
 use crate::ops::{Binary, Op, Reshape};
 use crate::{Graph, GraphError, NodeId, Value};
 
-/// `scale · linear(x, W, b)` → `linear(x, scale · W, scale · b)`, where `scale [n]` is a parameter and `x` has more rows
-/// than `W` has columns. Nothing of the size of the activations is multiplied, and the residual sum can be the next
-/// epilogue.
+/// `scale · linear(x, W, b)` → `linear(x, scale · W, scale · b)`, where `scale [n]` is a parameter and `x` has more
+/// rows than `W` has columns. Nothing of the size of the activations is multiplied, and the residual sum can be the
+/// next epilogue.
 ///
-/// Apply it before differentiating: the gradient of `scale` is then a sum over a weight's gradient, so that the backward
-/// pass does not read the unscaled activations either.
+/// Apply it before differentiating: the gradient of `scale` is then computed from that of `scale · W`, so that the
+/// backward pass does not read the layer's unscaled result.
 pub fn fold_layer_scale(graph: &Graph) -> Result<Graph, GraphError> {
     let consumers = only_consumers(graph);
     let mut copy = GraphCopy::of(graph);
@@ -23,7 +23,7 @@ pub fn fold_layer_scale(graph: &Graph) -> Result<Graph, GraphError> {
     }
     for (id, folded) in folded.iter().enumerate() {
         match folded {
-            // It takes the place of the product, after the scale.
+            // The folded layer takes the place of the product, after the scale.
             None if scaled[id].is_some() => {}
             None => copy.copy_node(id)?,
             &Some((linear, scale)) => {

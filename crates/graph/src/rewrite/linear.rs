@@ -62,12 +62,12 @@ fn follow(
         let node = graph.node(next);
         let here = Value { node: chain.last, output: 0 };
         let other = || if node.inputs[0] == here { node.inputs[1] } else { node.inputs[0] };
-        let nothing_after_activation = chain.scale.is_none() && chain.residual.is_none();
+        let no_scale_or_residual = chain.scale.is_none() && chain.residual.is_none();
         match &node.op {
-            Op::Activation(activation) if nothing_after_activation && chain.linear.activation.is_none() => {
+            Op::Activation(activation) if no_scale_or_residual && chain.linear.activation.is_none() => {
                 chain.linear.activation = Some(*activation);
             }
-            Op::Binary(Binary::Mul) if nothing_after_activation && *graph.shape(other()) == [width] => {
+            Op::Binary(Binary::Mul) if no_scale_or_residual && *graph.shape(other()) == [width] => {
                 chain.linear.scale = true;
                 chain.scale = Some(other());
             }

@@ -39,8 +39,8 @@ use crate::{Graph, GraphError, Node, NodeId, Value};
 struct GraphCopy<'a> {
     old: &'a Graph,
     new: Graph,
-    /// The new value of each old one, `[node][output]`; `None` until it is copied or replaced, which never happens to
-    /// values that are fused away or eliminated.
+    /// The new value of each old one, `[node][output]`; `None` until the old one is copied or replaced, and for ever if
+    /// it is fused away or eliminated.
     mapping: Vec<Vec<Option<Value>>>,
 }
 
