@@ -22,8 +22,8 @@ pub(crate) trait ActivationFn: Copy {
     }
 }
 
-/// Evaluates `$body` for an activation, with `$f` bound to the value of its type; the body is compiled once for each. The
-/// types have the names of the graph's variants, and `None` is [`Identity`].
+/// Evaluates `$body` for an `Option<Activation>`, with `$f` bound to the [`ActivationFn`] of the same name, or to
+/// [`Identity`] for `None`; the body is compiled once for each.
 macro_rules! with_activation {
     ($activation:expr, $f:ident => $body:expr) => {
         $crate::activation::with_activation!(@ $activation, $f => $body; Gelu, GeluTanh, QuickGelu, Relu, Silu, Tanh, Sigmoid)
@@ -230,7 +230,7 @@ impl<F: ActivationFn> Kernel for ApplyActivation<'_, F> {
         let n = self.out.len().min(self.x.len());
         let (x, out) = (self.x.as_ptr(), self.out.as_mut_ptr());
         let mut i = 0;
-        // SAFETY: i + LANES <= n, then i + (n - i) = n, and both slices have n elements.
+        // SAFETY: both slices have n elements; vectors end at or before n, and the last access is cut to n - i lanes.
         unsafe {
             while i + S::LANES <= n {
                 s.store(out.add(i), self.f.value(s, s.load(x.add(i))));
@@ -257,7 +257,7 @@ impl<F: ActivationFn> Kernel for ApplyActivationGrad<'_, F> {
         let n = self.dx.len().min(self.x.len()).min(self.dy.len());
         let (x, dy, dx) = (self.x.as_ptr(), self.dy.as_ptr(), self.dx.as_mut_ptr());
         let mut i = 0;
-        // SAFETY: i + LANES <= n, then i + (n - i) = n, and the three slices have n elements.
+        // SAFETY: the slices have n elements; vectors end at or before n, and the last access is cut to n - i lanes.
         unsafe {
             while i + S::LANES <= n {
                 let derivative = self.f.derivative(s, s.load(x.add(i)));

@@ -87,8 +87,8 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The elements' address, valid as long as the buffer lives: unlike a pointer that is made from a borrow, it stays
-    /// valid when the buffer is borrowed again.
+    /// The elements' address, valid as long as the buffer lives, also when the `Buffer` is moved. Unlike a pointer that
+    /// is made from a borrow, it stays valid when the buffer is borrowed again.
     pub fn as_raw_slice(&self) -> *mut [f32] {
         std::ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len)
     }

@@ -95,7 +95,8 @@ impl ChannelNormShape {
         }
     }
 
-    /// The value of each group, which all of its channels hold.
+    /// From values `[samples, channels]` that are equal in all channels of a group, the value of each group; `into` may
+    /// be empty.
     fn per_group(&self, of_channels: &[f32], into: &mut [f32]) {
         let size = self.group_channels();
         into.iter_mut().zip(of_channels.chunks_exact(size)).for_each(|(into, group)| *into = group[0]);
@@ -132,9 +133,7 @@ pub(crate) fn forward(
     shape.per_group(variance, statistics.variance);
     shape.per_group(variance, statistics.rstd);
     statistics.rstd.iter_mut().for_each(|v| *v = 1.0 / (*v + epsilon).sqrt());
-    if !y.is_empty() {
-        shape.normalise(pool, isa, x, [mean, scale, beta], sums, y);
-    }
+    shape.normalise(pool, isa, x, [mean, scale, beta], sums, y);
 }
 
 /// The mean and biased variance of each channel of one sample that has all pixels.
@@ -276,7 +275,7 @@ pub(crate) fn backward(
     }
     shape.gather_groups(sums, 0, Some(gamma), offset);
     shape.gather_groups(sums, 1, Some(gamma), x_factor);
-    // dx = rstd (gamma dy - (sum(gamma dy) + x̂ sum(gamma dy x̂)) / count), x̂ = (x - mean) rstd, with sums over a group.
+    // dx = rstd (gamma dy - (sum(gamma dy) + x̂ sum(gamma dy x̂)) / count), x̂ = (x - mean) rstd, sums over a group.
     for i in 0..dy_factor.len() {
         let rstd = dy_factor[i];
         dy_factor[i] = rstd * gamma[i % shape.channels];
@@ -286,8 +285,8 @@ pub(crate) fn backward(
     shape.normalise_grad(pool, isa, [dy, x], [means, dy_factor, offset, x_factor], sums, dx);
 }
 
-/// The gradient of `x` in a batch norm of `count` elements per channel, not all of which are in `x`, with the sums of the
-/// gradients of `gamma` and `beta` over all of them.
+/// The gradient of `x` in a batch norm of `count` elements per channel, not all of which are in `x`, with the sums of
+/// the gradients of `gamma` and `beta` over all of them.
 #[allow(clippy::too_many_arguments)]
 pub(crate) fn input_grad_of_batch(
     pool: &ThreadPool,

@@ -6,7 +6,7 @@ use crate::isa::Isa;
 use crate::simd::{Kernel, Simd, row};
 use crate::thread_pool::{DisjointMut, ThreadPool};
 
-/// Elements of one task, in whole rows of `qkv`.
+/// Rows of `qkv` in one task: about 16 Ki elements.
 fn chunk_rows(width: usize) -> usize {
     (16 * 1024 / width.max(1)).max(1)
 }
@@ -23,7 +23,8 @@ impl QkvShape {
         3 * self.heads * self.head_dim
     }
 
-    /// The length of a vector in the result: the scale of a query's head, 1 for a key; `None` for a value.
+    /// The length that vector `vector` of a row gets: the scale of a query's head, 1 for a key; `None` for a value,
+    /// which keeps its own.
     #[inline(always)]
     fn length(self, vector: usize, scale: &[f32]) -> Option<f32> {
         match vector / self.heads {
@@ -73,7 +74,7 @@ impl Kernel for NormaliseRows<'_> {
     }
 }
 
-/// The gradient: `dx = s / length · (dy - x̂ (x̂ · dy))`, and `x̂ · dy` of every query if that is consumed.
+/// The gradient: `dx = s / length · (dy - x̂ (x̂ · dy))`, and `x̂ · dy` of every query, `[rows, heads]`, if consumed.
 pub(crate) fn normalise_grad(
     pool: &ThreadPool,
     isa: Isa,
@@ -86,14 +87,14 @@ pub(crate) fn normalise_grad(
     let chunk = rows * shape.width();
     let dots = dots.map(DisjointMut::new);
     pool.run_chunks(dx, chunk, &|i, dx| {
-        let part = i * chunk..i * chunk + dx.len();
-        let count = dx.len() / shape.width() * shape.heads;
+        let elements = i * chunk..i * chunk + dx.len();
+        let dots_len = dx.len() / shape.width() * shape.heads;
         let dots: &mut [f32] = match &dots {
-            // SAFETY: tasks have different rows, and so different parts of the dot products.
-            Some(dots) => unsafe { dots.slice(i * rows * shape.heads, count) },
+            // SAFETY: tasks have different rows, and so different dot products.
+            Some(dots) => unsafe { dots.slice(i * rows * shape.heads, dots_len) },
             None => &mut [],
         };
-        isa.dispatch(GradRows { shape, dy: &dy[part.clone()], qkv: &qkv[part], scale, dx, dots });
+        isa.dispatch(GradRows { shape, dy: &dy[elements.clone()], qkv: &qkv[elements], scale, dx, dots });
     });
 }
 

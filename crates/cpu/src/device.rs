@@ -17,9 +17,9 @@ use crate::thread_pool::ThreadPool;
 pub(crate) struct Processor {
     pub isa: Isa,
     pub pool: ThreadPool,
-    /// Constants of the executables that [`Device::compile_shared`] compiled.
+    /// Constants of the executables that [`Device::compile_shared`] compiled, each stored once.
     pub shared: Arc<SharedBuffers>,
-    /// Sums over several processes; `None` in a single one.
+    /// The thread that exchanges values with other processes; `None` in a single process.
     pub exchange: Option<ExchangeThread>,
 }
 
@@ -117,8 +117,9 @@ impl Device for Cpu {
     }
 }
 
-/// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory and
-/// kills the process that writes to it. Compiling frees `held` bytes, those of the parameters on the host.
+/// Refuses a graph that needs more than the free memory, before any of it is allocated: Linux overcommits memory, and
+/// kills the process once it writes to more than there is. Compiling frees `held` bytes, those of the caller's
+/// parameters.
 fn check_memory(needed: Memory, free: Option<FreeMemory>, held: u64, training: bool) -> Result<(), GraphError> {
     match free.filter(|memory| needed.bytes().saturating_sub(held) > memory.free) {
         Some(free) => Err(too_large(needed, free, training)),

@@ -12,9 +12,9 @@ pub(crate) struct Bucket {
     pub collective: Collective,
     /// In the order of the message.
     pub pieces: Vec<BucketRange>,
-    /// Elements of each process, if processes have slices.
+    /// The number of elements of each process, if processes have slices.
     pub lengths: Vec<usize>,
-    /// The elements of the only value, if there is one: the pieces follow one another.
+    /// The whole value if the bucket has only one: the message is then its memory, and nothing is copied.
     pub only: Option<BucketRange>,
 }
 
@@ -41,7 +41,7 @@ struct Queue {
 #[derive(Default)]
 struct QueueState {
     waiting: VecDeque<Arc<Bucket>>,
-    /// Buckets that were started and finished since the thread began.
+    /// How many buckets were started and finished since the thread began.
     started: u64,
     finished: u64,
     /// Set once; no bucket is exchanged afterwards.

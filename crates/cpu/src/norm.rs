@@ -14,7 +14,7 @@ pub struct LayerNormArgs<'a> {
     pub rows: usize,
     pub dim: usize,
     pub x: &'a [f32],
-    /// A value that is added to `x` first, and where the sum goes.
+    /// A value that is added to `x` first, and where the sum goes, each `[rows, dim]`.
     pub residual: Option<(&'a [f32], &'a mut [f32])>,
     pub gamma: Option<&'a [f32]>,
     pub beta: Option<&'a [f32]>,
@@ -274,12 +274,12 @@ pub fn layer_norm_grad(pool: &ThreadPool, isa: Isa, args: LayerNormGradArgs<'_>,
             }
         });
     }
-    for (row_of_sums, slice) in [(0, dgamma), (1, dbeta)] {
-        if let Some(slice) = slice {
-            slice.fill(0.0);
+    for (row_of_sums, gradient) in [(0, dgamma), (1, dbeta)] {
+        if let Some(gradient) = gradient {
+            gradient.fill(0.0);
             for chunk in 0..tasks {
-                let part = &workspace[(2 * chunk + row_of_sums) * dim..][..dim];
-                for (total, x) in slice.iter_mut().zip(part) {
+                let partial = &workspace[(2 * chunk + row_of_sums) * dim..][..dim];
+                for (total, x) in gradient.iter_mut().zip(partial) {
                     *total += x;
                 }
             }
@@ -297,7 +297,7 @@ struct LayerNormGradRows<'a> {
     residual_grad: Option<&'a [f32]>,
     dim: usize,
     dx: &'a mut [f32],
-    /// Partial sums of dgamma, then of dbeta.
+    /// Partial sums over these rows, `[2][dim]`: of dgamma, then of dbeta.
     partial: &'a mut [f32],
 }
 

@@ -9,7 +9,7 @@ use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, Simd};
 use crate::thread_pool::{DisjointMut, ThreadPool};
 
-/// Elements of one task, fixed so that the sums of LAMB do not depend on the number of threads.
+/// Elements of one task, a constant so that the sums of LAMB do not depend on the number of threads.
 const CHUNK: usize = 16 * 1024;
 
 /// How one element of a parameter changes, given `READS` values that stay (usually the gradient) and `STATE` values
@@ -370,6 +370,7 @@ struct LambMoments<'a> {
     parameter: &'a [f32],
     gradient: &'a [f32],
     moments: [&'a mut [f32]; 2],
+    /// Receives the two sums.
     squares: &'a mut [f32],
 }
 

@@ -28,6 +28,7 @@ const TASK_ELEMENTS: usize = 16 * 1024;
 struct RotateRows<'a> {
     op: Rotary,
     e: RotaryExtents,
+    /// The first token, counted over all samples.
     first_row: usize,
     /// Whole tokens.
     x: &'a mut [f32],
@@ -175,7 +176,7 @@ impl TablesShape {
     }
 }
 
-/// A function of all angles, `[groups, positions, pairs]`.
+/// The cosines or sines (`function`) of all angles, `[groups, positions, pairs]`.
 pub(crate) fn table(
     pool: &ThreadPool,
     shape: TablesShape,
@@ -194,7 +195,7 @@ pub(crate) fn table(
     });
 }
 
-/// The gradient of the frequencies, from `dcos, dsin, cos, sin`.
+/// The gradient `[axes, groups, pairs]` of the frequencies, from `dcos, dsin, cos, sin [groups, positions, pairs]`.
 pub(crate) fn frequencies_grad(
     pool: &ThreadPool,
     shape: TablesShape,

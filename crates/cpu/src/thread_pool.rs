@@ -36,20 +36,27 @@ struct Job {
     tasks: usize,
 }
 
-/// How many tasks of a share have been started; padded to two cache lines against false sharing.
+/// How many tasks of a share have been started; a thread that finds none left may count beyond the end. Padded to two
+/// cache lines against false sharing.
 #[repr(align(128))]
 struct ShareCounter(AtomicUsize);
 
 struct PoolState {
+    /// The state word, as above.
     state: AtomicU64,
+    /// By share.
     started: Box<[ShareCounter]>,
+    /// Workers that sleep or are about to.
     asleep: AtomicUsize,
     stop: AtomicBool,
     job: UnsafeCell<Option<Job>>,
     /// Guards only the two condition variables; the data is in the atomics.
     lock: Mutex<()>,
+    /// Workers sleep on it until a call starts.
     work: Condvar,
+    /// The caller sleeps on it until the last worker has left the call.
     done: Condvar,
+    /// The first panic of a task.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
@@ -132,7 +139,8 @@ impl ThreadPool {
         }
     }
 
-    /// Runs `task(i, part)` for each run of `chunk` elements of `data`; the last may be shorter.
+    /// Divides `data` into chunks of `chunk` elements, the last of which may be shorter, and runs `task(i, chunk i)`
+    /// for each.
     pub fn run_chunks<T: Send>(&self, data: &mut [T], chunk: usize, task: &(dyn Fn(usize, &mut [T]) + Sync)) {
         let len = data.len();
         let data = DisjointMut::new(data);
@@ -203,8 +211,8 @@ impl PoolState {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Wakes the threads that sleep or have decided to: they decide under the lock. It is free again when they wake, since
-    /// a thread that wakes while it is held goes back to sleep.
+    /// Wakes the threads that sleep or have decided to. They decide under the lock, so all of them sleep once it has
+    /// been taken. It is released before they are woken: a thread that wakes has to take it, and would sleep again.
     fn wake(&self, sleepers: &Condvar) {
         drop(self.guard());
         sleepers.notify_all();

@@ -2,11 +2,12 @@
 
 use std::arch::x86_64::*;
 
-/// bf16 parts of an f32.
+/// The number of bf16 parts of an f32.
 pub(crate) const SPLITS: usize = 3;
 
-/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. A
-/// 32-bit lane holds the part of `x` below that of `y`: the pairs along k that TDPBF16PS multiplies.
+/// Splits two vectors and writes `SPLITS` vectors of bf16 pairs, `stride` bytes apart, the largest parts first. The
+/// lower half of a 32-bit lane holds the part of `x`, the upper half that of `y`: the pairs along k that TDPBF16PS
+/// multiplies.
 ///
 /// # Safety
 /// 64 bytes must be writable at `to + part * stride` for each part.
@@ -19,7 +20,8 @@ pub(crate) unsafe fn split_bf16x3(mut x: __m512, mut y: __m512, to: *mut u8, str
         let (mut first, mut second) = (_mm512_castps_si512(x), _mm512_castps_si512(y));
         // The remainder after two parts has at most 8 mantissa bits: it is a bf16 already.
         if part + 1 < SPLITS {
-            // Rounds to the nearest bf16, ties away from zero. The signed remainder has one bit less than after truncation.
+            // Rounds to the nearest bf16, ties away from zero: the signed remainder has one bit less than after
+            // truncation.
             first = _mm512_and_si512(_mm512_add_epi32(first, half_bf16_ulp), upper);
             second = _mm512_and_si512(_mm512_add_epi32(second, half_bf16_ulp), upper);
             x = _mm512_sub_ps(x, _mm512_castsi512_ps(first));

@@ -19,7 +19,7 @@ const LINE: usize = 64;
 
 /// Vector work that is interleaved with the TMUL instructions, which leave the vector units idle.
 pub(crate) trait Interleaved {
-    /// Does a small part of the work; called twice per k step.
+    /// Does a small amount of the work; called twice per k step.
     ///
     /// # Safety
     /// The memory of the remaining work must be valid.
@@ -46,7 +46,8 @@ pub(crate) unsafe fn microkernel_bf16x3<T: Tmul>(
     unsafe {
         tmul.load_accumulators(initial.cast());
         for step in 0..k_steps {
-            // After the last k step, the next columns start with the first one of A again, but their B follows on.
+            // Prefetched a k step ahead. After the last one, the caller continues with the same rows of A, whose first
+            // k step is next, and with the columns of B that follow these in memory.
             let next_a = if step + 1 < k_steps { step + 1 } else { 0 };
             let mut next = [a.wrapping_add(next_a * K_STEP_BYTES), b.wrapping_add((step + 1) * K_STEP_BYTES)];
             let (a, b) = (KStep(a.add(step * K_STEP_BYTES)), KStep(b.add(step * K_STEP_BYTES)));

@@ -75,13 +75,13 @@ fn rows_of_tiles(rows: usize) -> [u8; 8] {
 
 /// Proof that the machine has AMX, and that this process may use it.
 pub(crate) struct Amx {
-    /// The configured rows; 0 before the first configuration.
+    /// The rows of A of the last configuration; 0 before the first.
     rows: usize,
 }
 
 impl Amx {
     /// # Safety
-    /// [`is_available`] must be true, and a thread must not have two of these at a time.
+    /// [`is_available`] must be true, and a thread must not have two of these at a time: they are the same registers.
     pub unsafe fn new() -> Amx {
         Amx { rows: 0 }
     }

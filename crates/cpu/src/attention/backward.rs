@@ -1,4 +1,5 @@
-//! The backward pass: the weights of a block of queries are recomputed from the saved log-sum-exp, never stored.
+//! The backward pass: the weights are recomputed from the saved log-sum-exp, for one block of queries at a time; the
+//! whole matrix of weights is never in memory.
 //!
 //! With `P` the weights, `D` the dropout factors and `dS` the gradient of the scores `S = scale Q Kᵀ + bias`, block by
 //! block: `P = exp(S - lse)`, `dP = D ∘ (dO Vᵀ)`, `delta = rowsum(dO ∘ O)`, `dS = P ∘ (dP - delta)`,
@@ -96,8 +97,8 @@ impl GradOutputs<'_> {
                     "attention: packed gradients have the wrong length for {shape:?}"
                 );
                 let start = data.as_mut_ptr();
-                [0, 1, 2].map(|part| OutputView {
-                    start: start.wrapping_add(part * width),
+                [0, 1, 2].map(|projection| OutputView {
+                    start: start.wrapping_add(projection * width),
                     batch_stride: shape.queries * 3 * width,
                     row_stride: 3 * width,
                     head_stride: shape.head_dim,
@@ -115,18 +116,18 @@ pub fn backward_workspace(threads: usize, shape: &AttentionShape) -> usize {
 /// Blocks are multiples of this many queries: about the rows of a register tile, but the same on every instruction set.
 const QUERY_UNIT: usize = 8;
 
-/// How queries are divided into blocks, and the layout of a worker's workspace, whose parts are whole cache lines. It
-/// depends on the shape alone, and with it the order in which `dK` and `dV` are summed over blocks.
+/// How queries are divided into blocks, and the lengths of the buffers in a worker's workspace, which are whole cache
+/// lines. The shape alone decides them, and with them the order in which `dK` and `dV` are summed over blocks.
 #[derive(Clone, Copy)]
 struct BackwardBlocking {
     block_queries: usize,
-    /// Distance between rows of scores.
+    /// Elements from one row of scores to the next.
     score_stride: usize,
     /// Keys or values, transposed.
     transposed_len: usize,
     /// Keys, as rows.
     keys_len: usize,
-    /// Rows that belong to a block's queries.
+    /// The queries, or rows of `dout`, of a block.
     block_rows_len: usize,
 }
 
@@ -322,7 +323,7 @@ impl HeadGrad<'_> {
         unsafe { multiply(s, product, None) };
     }
 
-    /// Turns scores into weights, with dropout, and the gradient of those into that of the scores, both in place.
+    /// Turns scores into weights, with dropout, and the gradient of the weights into that of the scores, both in place.
     #[inline(always)]
     fn softmax_grad<S: Simd>(
         &mut self,
@@ -381,7 +382,7 @@ impl HeadGrad<'_> {
         unsafe { multiply(s, product, None) };
     }
 
-    /// `out += factor · scoresᵀ rows`, summed over the queries of a block; the first block overwrites.
+    /// `out += factor · scoresᵀ rows`, with terms for the queries of a block; the first block overwrites `out`.
     #[inline(always)]
     fn add_to_keys<S: Simd>(
         &self,
@@ -404,7 +405,8 @@ impl HeadGrad<'_> {
             ldo: out.row_stride,
             epilogue: HeadEpilogue::Scale { factor, accumulate: block.first > 0 },
         };
-        // SAFETY: there are as many rows of scores as of the right-hand side, and only this task writes this head.
+        // SAFETY: scores and right-hand side have a row for each query of the block, and only this task writes this
+        // head.
         unsafe { multiply(s, product, None) };
     }
 }

@@ -1,5 +1,5 @@
 //! The exponentials of a block of scores, a vector at a time, so that they can be interleaved with the weighted sums of
-//! values (P V) of the previous block: their dependency chains overlap with its multiply-adds.
+//! values (P V) of the previous block: dependency chains of the exponentials overlap with multiply-adds of the sums.
 
 use std::marker::PhantomData;
 

@@ -26,7 +26,7 @@ pub struct AttentionArgs<'a> {
     pub v: HeadView<'a>,
     /// The result, a row for each query, with strides of its own.
     pub out: HeadViewMut<'a>,
-    /// Receives the logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
+    /// Receives the natural logarithm of the sum of exponentials, `[batch, heads, queries]`, for the gradient.
     pub lse: Option<&'a mut [f32]>,
     /// Receives the weights before dropout, `[batch, heads, queries, keys]`.
     pub weights: Option<&'a mut [f32]>,
@@ -65,13 +65,15 @@ const MAX_BLOCK_QUERIES: usize = 12;
 /// From this many heads per thread on, whole heads balance the load well enough.
 const HEADS_PER_THREAD: usize = 6;
 
-/// How queries are divided into blocks and tasks, and the layout of the workspace, whose parts are whole cache lines.
+/// How queries are divided into blocks and tasks, and the lengths of the buffers in the workspace, which are whole
+/// cache lines.
 #[derive(Clone, Copy)]
 struct ForwardBlocking {
     block_queries: usize,
-    /// Distance between rows of scores.
+    /// Elements from one row of scores to the next.
     score_stride: usize,
-    /// A whole head; or, where there are too few heads for the threads, two blocks, the fewest that can be pipelined.
+    /// Queries of a task: a whole head; or, where there are too few heads for the threads, two blocks, the fewest that
+    /// can be pipelined.
     task_queries: usize,
     packed_keys_len: usize,
     /// 0 where the values are read in place.
@@ -153,8 +155,9 @@ pub fn forward(pool: &ThreadPool, isa: Isa, args: AttentionArgs<'_>, workspace: 
     assert!(batch * heads < u32::MAX as usize, "attention: too many heads");
 
     let workspace = aligned(workspace, needed - ALIGN).0;
-    // The first element of a worker's part holds the index of its packed head, as bits; at first no head is packed.
-    workspace.chunks_exact_mut(blocking.worker_len()).for_each(|part| part[0] = f32::from_bits(u32::MAX));
+    // The first element of a worker's own workspace holds the index of its packed head, as bits; at first no head is
+    // packed.
+    workspace.chunks_exact_mut(blocking.worker_len()).for_each(|own| own[0] = f32::from_bits(u32::MAX));
     let workspaces = DisjointMut::new(workspace);
     let (lse, weights) = (lse.map(DisjointMut::new), weights.map(DisjointMut::new));
     let tasks_per_head = queries.div_ceil(blocking.task_queries);
@@ -163,9 +166,9 @@ pub fn forward(pool: &ThreadPool, isa: Isa, args: AttentionArgs<'_>, workspace: 
         let (b, h) = (head / heads, head % heads);
         let query_count = blocking.task_queries.min(queries - first_query);
         let row = head * queries + first_query;
-        // SAFETY: parts of different workers do not overlap, and a worker index is used by one thread at a time.
-        let part = unsafe { workspaces.slice(worker * blocking.worker_len(), blocking.worker_len()) };
-        let (packed_head, rest) = part.split_at_mut(MAX_LANES);
+        // SAFETY: the ranges of workers do not overlap, and a worker index is used by one thread at a time.
+        let own = unsafe { workspaces.slice(worker * blocking.worker_len(), blocking.worker_len()) };
+        let (packed_head, rest) = own.split_at_mut(MAX_LANES);
         let (packed, scratch) = rest.split_at_mut(blocking.packed_len());
         let (packed_keys, packed_values) = packed.split_at_mut(blocking.packed_keys_len);
         // The tasks of a head follow one another, so that a thread rarely packs a head more than once.

@@ -1,6 +1,6 @@
 //! The matrix products of one head on one thread: scores, weighted sums of values, and those of the gradient. A
-//! register tile of `HEAD_TILE_ROWS` rows by up to `HEAD_TILE_VECTORS` vectors is summed over k in registers; the order
-//! of the sum is the same in every tile shape.
+//! register tile of up to `HEAD_TILE_ROWS` rows by up to `HEAD_TILE_VECTORS` vectors is summed over k in registers; the
+//! order of the sum is the same in every tile shape.
 
 use super::exponentials::Exponentials;
 use super::packing::Panels;
@@ -14,11 +14,13 @@ pub(super) struct HeadProduct {
     pub columns: usize,
     pub k: usize,
     pub a: *const f32,
+    /// Row stride of A, in elements.
     pub lda: usize,
     /// Whether A is stored as `[k, rows]`.
     pub transposed: bool,
     pub b: PanelSource,
     pub out: *mut f32,
+    /// Row stride of `out`, in elements.
     pub ldo: usize,
     pub epilogue: HeadEpilogue,
 }
@@ -28,7 +30,7 @@ pub(super) struct HeadProduct {
 pub(super) enum PanelSource {
     /// As [`super::packing`] writes them.
     Packed(*const f32),
-    /// Rows of whole vectors, this far apart.
+    /// Rows of whole vectors, this many elements apart.
     Rows(*const f32, usize),
 }
 
@@ -225,24 +227,25 @@ impl<const ROWS: usize, const VECTORS: usize> Kernel for PipelinedTile<'_, '_, R
         // are left are begun, and all their vectors computed.
         unsafe {
             let mut terms = TileTerms::new::<S>(product, position, VECTORS);
-            let vectors = exponentials.vectors_per_row::<S>();
-            let count = exponentials.rows_left().min(product.k / (vectors * TERMS_PER_VECTOR));
-            let terms_per_vector = product.k / (vectors * count.max(1));
-            for _ in 0..count {
+            let row_vectors = exponentials.vectors_per_row::<S>();
+            let row_count = exponentials.rows_left().min(product.k / (row_vectors * TERMS_PER_VECTOR));
+            let terms_per_vector = product.k / (row_vectors * row_count.max(1));
+            for _ in 0..row_count {
                 let mut row = exponentials.begin_row(s);
-                for _ in 0..vectors {
+                for _ in 0..row_vectors {
                     terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, terms_per_vector, &mut sums);
                     row.advance(s);
                 }
                 exponentials.end_row(s, row);
             }
-            terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, product.k - count * vectors * terms_per_vector, &mut sums);
+            let rest = product.k - row_count * row_vectors * terms_per_vector;
+            terms.run::<S, ROWS, VECTORS, false, UNROLL>(s, rest, &mut sums);
             store_tile(s, product, position, sums);
         }
     }
 }
 
-/// Terms of an unrolled iteration of the loop over k, which has one prefetch.
+/// Terms of an unrolled iteration of the loop over k; each iteration has one prefetch.
 const UNROLL: usize = 2;
 
 /// The terms of a tile that are still to be added, and the prefetches between them.

@@ -52,8 +52,8 @@ impl<'a> HeadView<'a> {
     /// Queries, keys and values of a `[batch, rows, 3, heads, head_dim]` buffer.
     pub fn packed_qkv(data: &'a [f32], rows: usize, heads: usize, head_dim: usize) -> [HeadView<'a>; 3] {
         let width = heads * head_dim;
-        [0, 1, 2].map(|part| HeadView {
-            data: data.get(part * width..).unwrap_or_default(),
+        [0, 1, 2].map(|projection| HeadView {
+            data: data.get(projection * width..).unwrap_or_default(),
             batch_stride: rows * 3 * width,
             row_stride: 3 * width,
             head_stride: head_dim,

@@ -51,9 +51,8 @@ impl ImplicitGemm {
                     block_terms = 0;
                 }
                 let len = segment.len.min(kc - block_terms);
-                if let Some(k_block) = k_blocks.last_mut() {
-                    k_block.segments.push(Segment { offset: segment.offset, len });
-                }
+                let last = k_blocks.len() - 1;
+                k_blocks[last].segments.push(Segment { offset: segment.offset, len });
                 segment = Segment { offset: segment.offset + len, len: segment.len - len };
                 terms += len;
                 block_terms += len;
@@ -104,9 +103,9 @@ impl ImplicitGemm {
         };
         let TaskGrid { rows, columns } = TaskGrid::fewest_tiles(isa, pool.threads(), m, n);
         let c = DisjointMut::new(y);
-        pool.run(rows.parts * columns.parts, &|task| {
-            let (row, rows) = rows.part(task / columns.parts);
-            let (column, columns) = columns.part(task % columns.parts);
+        pool.run(rows.blocks * columns.blocks, &|task| {
+            let (row, rows) = rows.block(task / columns.blocks);
+            let (column, columns) = columns.block(task % columns.blocks);
             // `fewest_tiles` makes blocks of at most MC rows, since MC is a multiple of every MR.
             let mut pixels = [0; MC];
             for (i, pixel) in pixels[..rows].iter_mut().enumerate() {
@@ -138,7 +137,7 @@ impl ImplicitGemm {
         });
     }
 
-    /// The offset of the receptive field of a pixel of the result in the padded images.
+    /// Where the receptive field of a pixel of the result begins in the padded images.
     fn receptive_field(&self, pixel: usize) -> usize {
         let g = &self.geometry;
         let ([oh, ow], [height, width]) = (g.output, padded(g));
@@ -206,7 +205,7 @@ impl ConvBlock<'_> {
     ///
     /// # Safety
     /// The receptive fields, the panels of `columns` filters and the operands of the epilogue must be readable, the
-    /// part of the result writable, and no other thread may access it.
+    /// block of the result writable, and no other thread may access it.
     unsafe fn run(self, isa: Isa) {
         isa.dispatch(ConvMacrokernel(self));
     }
@@ -233,14 +232,14 @@ struct ConvBody<'a, 'b, S> {
     block: ConvBlock<'a>,
     buffer: &'b mut TileBuffer,
     k_block: usize,
-    // Of the panel:
+    // State of the current panel:
     column: usize,
     to_c: SumsToC<'a>,
 }
 
-/// The bias of a convolution without one. Without operands [`SumsToC::store`] adds nothing to a panel of whole vectors, but
-/// 0.0 to one that ends in part of a vector; since `-0.0 + 0.0` is `0.0`, the sign of a zero would depend on the vector
-/// width.
+/// The bias of a convolution without one. Without operands [`SumsToC::store`] adds nothing to a panel of whole vectors,
+/// but 0.0 to one that ends in a partial vector; since `-0.0 + 0.0` is `0.0`, the sign of a zero would depend on the
+/// vector width.
 static NO_BIAS: [f32; MAX_TILE_VECTORS * MAX_LANES] = [0.0; MAX_TILE_VECTORS * MAX_LANES];
 
 impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
@@ -256,7 +255,7 @@ impl<S: Simd> LoopBody for ConvBody<'_, '_, S> {
         let (epilogue, residual_before_activation) = if last {
             let bias = epilogue.bias.map_or(&NO_BIAS[..], |bias| &bias[column..]);
             let residual_before_activation = residual_before_activation.map(|(x, ld)| (&x[column..], ld));
-            (Epilogue { bias: Some(bias), ..epilogue.part(0, column) }, residual_before_activation)
+            (Epilogue { bias: Some(bias), ..epilogue.at(0, column) }, residual_before_activation)
         } else {
             (Epilogue { bias: Some(&NO_BIAS), ..Epilogue::default() }, None)
         };

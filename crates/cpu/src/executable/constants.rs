@@ -1,5 +1,6 @@
 //! The values that stay from run to run: parameters, constants, and what depends on them alone, which is computed when
-//! parameters are set, not in every run. Weights are packed where matrix products read them. Runs overwrite only the parameters that they update.
+//! parameters are set, not in every run. Weights are packed where matrix products read them. Runs overwrite only the
+//! parameters that they update.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -22,6 +23,7 @@ use crate::lower::{Lowered, WeightPacking};
 /// [`KernelStep`](super::step::KernelStep) uses is allocated once and never moves: the step holds its address.
 #[derive(Default)]
 pub(super) struct StoredBuffers {
+    /// Unpacked values, none of which are views ([`root_of`]).
     pub values: HashMap<Value, Arc<Buffer>>,
     /// Packed weights, by the node that reads them and the index of its input.
     pub packed: HashMap<(NodeId, usize), Arc<Buffer>>,
@@ -30,10 +32,10 @@ pub(super) struct StoredBuffers {
 }
 
 impl StoredBuffers {
-    /// Bytes of all buffers; one that several executables have counts in equal parts.
+    /// Bytes of all buffers; those of a buffer that several executables share are divided among them.
     pub fn bytes(&self) -> usize {
-        let part = |buffer: &Arc<Buffer>| buffer.bytes().div_ceil(Arc::strong_count(buffer));
-        self.values.values().chain(self.packed.values()).map(part).sum()
+        let own_bytes = |buffer: &Arc<Buffer>| buffer.bytes().div_ceil(Arc::strong_count(buffer));
+        self.values.values().chain(self.packed.values()).map(own_bytes).sum()
     }
 }
 
@@ -47,9 +49,8 @@ fn write<K: Eq + Hash>(
 ) -> Result<(), GraphError> {
     match (buffers.entry(key), shared) {
         (Entry::Occupied(mut entry), _) => {
-            // Not reached: parameters are not set again where buffers are shared.
-            let refused = || GraphError::device(DEVICE, "a shared constant cannot be replaced");
-            fill(Arc::get_mut(entry.get_mut()).ok_or_else(refused)?.as_mut_slice());
+            let buffer = Arc::get_mut(entry.get_mut());
+            fill(buffer.expect("parameters are set again only where no buffer is shared").as_mut_slice());
         }
         (Entry::Vacant(entry), shared) => {
             let mut buffer = Buffer::new(len)?;
@@ -76,7 +77,7 @@ pub(super) struct Constants {
 }
 
 impl Constants {
-    /// Takes the kernels of constant nodes; parameters that runs update are stored as well.
+    /// Takes the kernels of constant nodes out of `kernels`: those that are left are the steps of a run.
     pub fn new(graph: Graph, kernels: &mut [Option<Lowered>], constant: &[bool]) -> Self {
         let packing = |(id, lowered): (NodeId, &Option<Lowered>)| Some((id, lowered.as_ref()?.packing?));
         let packings = kernels.iter().enumerate().filter_map(packing).collect();
@@ -87,7 +88,8 @@ impl Constants {
         Constants { graph, nodes, packings, uses }
     }
 
-    /// Fills the buffers; a value that no [`KernelStep`](super::step::KernelStep) reads unpacked is dropped after its last consumer among the constants.
+    /// Fills the buffers. A value that no [`KernelStep`](super::step::KernelStep), output or update uses unpacked is
+    /// dropped after its last consumer among the constants.
     pub fn compute(
         &self,
         processor: &Processor,

@@ -12,7 +12,7 @@ use crate::exchange::{Bucket, BucketRange, ExchangeThread};
 #[derive(Default)]
 pub(super) struct Exchanges {
     buckets: Vec<Arc<Bucket>>,
-    /// The numbers of the buckets that were started in this run.
+    /// The numbers ([`ExchangeThread::start`]) of the buckets that were started in this run, in the order of `buckets`.
     numbers: Vec<u64>,
     /// By step.
     steps: Vec<StepExchange>,
@@ -34,7 +34,7 @@ impl Exchanges {
         if found.nodes.is_empty() {
             return Exchanges::default();
         }
-        let bucket = |bucket: usize| {
+        let with_addresses = |bucket: usize| {
             let values: Vec<*mut [f32]> =
                 found.nodes[bucket].iter().map(|&node| addresses.of(Value { node, output: 0 })).collect();
             let MessageLayout { collective, pieces, lengths } = found.layout(graph, bucket);
@@ -51,7 +51,7 @@ impl Exchanges {
             completes: found.completed_by(node),
         };
         Exchanges {
-            buckets: (0..found.nodes.len()).map(bucket).collect(),
+            buckets: (0..found.nodes.len()).map(with_addresses).collect(),
             numbers: Vec::with_capacity(found.nodes.len()),
             steps: nodes.iter().map(step).collect(),
         }
@@ -60,7 +60,7 @@ impl Exchanges {
     /// Waits until the operands of a step are complete.
     pub fn before(&self, step: usize, thread: &ExchangeThread) -> Result<(), GraphError> {
         let Some(step) = self.steps.get(step) else { return Ok(()) };
-        // The queue is in order.
+        // Buckets are exchanged in order, so the last one that the step reads is the last to wait for.
         step.reads.iter().max().map_or(Ok(()), |&bucket| thread.wait(self.numbers[bucket]))
     }
 

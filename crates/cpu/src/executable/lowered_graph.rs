@@ -14,8 +14,8 @@ use crate::isa::Isa;
 use crate::lower::{Lowered, WeightPacking, lower};
 
 /// From this many bytes on, values share arena ranges only with values of the same length, if the arena grows by at
-/// most a tenth: the parts of a range then stay in the caches of the same cores.
-const LARGE: usize = 1 << 20;
+/// most a tenth: every core then finds its rows at the same place of a range ([`MemoryRequirements::exact_fit_from`]).
+const EXACT_FIT_FROM: usize = 1 << 20;
 
 /// A graph with its kernels chosen and its memory planned, before any is allocated.
 pub(crate) struct LoweredGraph {
@@ -47,12 +47,13 @@ impl LoweredGraph {
             };
             MemoryPlan::with_requirements(&graph, requirements)
         };
-        let (tight, exact) = (planned(usize::MAX), planned(LARGE));
+        let (tight, exact) = (planned(usize::MAX), planned(EXACT_FIT_FROM));
         let plan = if exact.arena_bytes <= tight.arena_bytes / 10 * 11 { exact } else { tight };
         Ok(LoweredGraph { graph, kernels, constant, in_place, plan })
     }
 
-    /// The memory of the executable, without values that exist only while constants are computed.
+    /// The memory of the executable, without values that exist only while constants are computed, and without the
+    /// spares of outputs that nothing consumes.
     pub fn memory(&self, isa: Isa) -> Memory {
         let mut stored = 0;
         for (value, _) in unpacked_uses(&self.graph, &self.kernels, |id| !self.constant[id]) {
@@ -78,9 +79,11 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
             return Ok(None);
         }
         let inputs: Vec<Type> = node.inputs.iter().map(|&v| graph.ty(v).clone()).collect();
-        // A constant node runs once: packing its weight beforehand would gain nothing.
-        let fixed: Vec<bool> = node.inputs.iter().map(|&v| !constant[id] && constant[root_of(graph, v).node]).collect();
-        let lowered = lower(processor, &node.op, &inputs, &node.outputs, &fixed);
+        // A constant node runs only when parameters are set, as often as a weight is packed: packing would gain
+        // nothing.
+        let is_constant_weight = |&v: &Value| !constant[id] && constant[root_of(graph, v).node];
+        let prepacked: Vec<bool> = node.inputs.iter().map(is_constant_weight).collect();
+        let lowered = lower(processor, &node.op, &inputs, &node.outputs, &prepacked);
         lowered
             .map(Some)
             .map_err(|reason| GraphError::device(DEVICE, format!("{} in {}: {reason}", node.op.name(), node.path())))
@@ -88,7 +91,8 @@ fn lower_all(processor: &Processor, graph: &Graph) -> Result<Vec<Option<Lowered>
     graph.nodes().iter().enumerate().map(lower_one).collect()
 }
 
-/// How many kernels, outputs and updates use each value unpacked, counting only the kernels of some nodes.
+/// How many kernels, outputs and updates use each value unpacked, of the kernels of those nodes for which `counts`
+/// holds.
 pub(super) fn unpacked_uses(
     graph: &Graph,
     kernels: &[Option<Lowered>],

@@ -27,11 +27,13 @@ pub(crate) struct CpuExecutable {
     processor: Arc<Processor>,
     steps: Vec<KernelStep>,
     exchanges: Exchanges,
+    /// Inputs, temporaries, outputs and workspaces, at the addresses that the steps hold.
     arena: Buffer,
     /// Computes `stored`, again whenever parameters are set.
     constants: Constants,
     stored: StoredBuffers,
-    /// Memory for outputs without consumers, and so without a range of the arena, whose kernel works in place.
+    /// Outputs without consumers, and so without a range of the arena, of kernels that work in place and thus write
+    /// them.
     spares: Vec<Buffer>,
     inputs: NamedValues,
     outputs: NamedValues,

@@ -8,7 +8,7 @@ use vit_system::hash::xxh3_128;
 
 use crate::buffer::Buffer;
 
-/// The shared buffers of a device, by the hash of their content.
+/// The shared buffers of a device, by the hash of their content. Executables own them: a buffer is freed with the last.
 #[derive(Default)]
 pub(crate) struct SharedBuffers(Mutex<HashMap<u128, Vec<Weak<Buffer>>>>);
 
@@ -25,7 +25,7 @@ impl SharedBuffers {
         });
     }
 
-    /// A stored buffer with the same bits, or else this one, stored; and whether it is this one.
+    /// The stored buffer with the same bits, or else this one, which is stored; and whether it is this one.
     fn intern(&self, buffer: Buffer) -> (Arc<Buffer>, bool) {
         let bytes: &[u8] = bytemuck::cast_slice(buffer.as_slice());
         let hash = xxh3_128(bytes);
@@ -44,7 +44,8 @@ impl SharedBuffers {
 /// Stores the constants of one executable; where another one has an equal buffer, both refer to that.
 pub(crate) struct SharedStorage {
     buffers: Arc<SharedBuffers>,
-    /// Bytes of new buffers that still fit, those of intermediate constants included, and the error for one that does not; `None` if the free memory is unknown.
+    /// Bytes of new buffers that still fit, those of intermediate constants included, and the error for one that does
+    /// not; `None` if the free memory is unknown.
     room: Option<(u64, GraphError)>,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Addresses<'a> {
 }
 
 impl Addresses<'_> {
-    /// The elements of a value; none if it is not stored.
+    /// The elements of a value; an empty slice if it has no memory.
     pub fn of(&self, value: Value) -> *mut [f32] {
         let value = root_of(self.graph, value);
         match self.stored.values.get(self.in_place.get(&value).unwrap_or(&value)) {
@@ -49,12 +49,13 @@ pub(super) struct KernelStep {
     outputs: Vec<*mut [f32]>,
     workspace: *mut [f32],
     pub info: StepInfo,
-    /// Copied before the kernel runs: inputs that it updates in place, where the output has other memory.
+    /// Copied before the kernel runs: inputs that it updates in place, to the output, where that has other memory.
     copies: Vec<(*const [f32], *mut [f32])>,
 }
 
 impl KernelStep {
-    /// Where the kernel works in place, `spares` takes memory for outputs without consumers, which have none yet.
+    /// Adds to `spares` the memory of outputs that a kernel in place writes, and that have none since nothing consumes
+    /// them.
     pub fn new(
         addresses: &Addresses<'_>,
         id: NodeId,
@@ -71,14 +72,14 @@ impl KernelStep {
         let mut outputs: Vec<*mut [f32]> =
             (0..node.outputs.len()).map(|output| addresses.of(Value { node: id, output })).collect();
         let mut copies = Vec::new();
-        let updated = if in_place { node.op.in_place() } else { &[] };
-        for &(input, output) in updated {
+        let in_place_pairs = if in_place { node.op.in_place() } else { &[] };
+        for &(input, output) in in_place_pairs {
             if outputs[output].is_empty() {
                 let spare = Buffer::new(node.outputs[output].shape.elements())?;
                 outputs[output] = spare.as_raw_slice();
                 spares.push(spare);
             }
-            // The kernel finds the old value in the output; as an input, it could alias that.
+            // The kernel finds the old value in the output; the input is emptied, since the two would alias.
             let (from, to) = (std::mem::replace(&mut inputs[input], empty()), outputs[output]);
             if from.cast::<f32>() != to.cast_const().cast::<f32>() {
                 copies.push((from, to));

@@ -7,11 +7,11 @@ use crate::simd::{Kernel, Simd};
 /// The operations between `A B` and C: `residual + factor * scale * activation(A B + bias)`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Epilogue<'a> {
-    /// Added to each column.
+    /// `[n]`, added to every row.
     pub bias: Option<&'a [f32]>,
     /// Applied after the bias.
     pub activation: Option<Activation>,
-    /// Multiplies each column after the activation.
+    /// `[n]`, multiplies every row after the activation.
     pub scale: Option<&'a [f32]>,
     /// Multiplies each element: `[m, n]` and its row stride. It must not be C itself.
     pub factor: Option<(&'a [f32], usize)>,
@@ -20,8 +20,8 @@ pub struct Epilogue<'a> {
 }
 
 impl<'a> Epilogue<'a> {
-    /// The epilogue of the part of C that starts at this row and column.
-    pub(crate) fn part(self, row: usize, column: usize) -> Epilogue<'a> {
+    /// The epilogue of the block of C that starts at this row and column.
+    pub(crate) fn at(self, row: usize, column: usize) -> Epilogue<'a> {
         Epilogue {
             bias: self.bias.map(|x| &x[column..]),
             activation: self.activation,
@@ -78,8 +78,9 @@ impl SumsToC<'_> {
     /// Applies the epilogue to the sums of some rows, `stride` apart, and writes these rows of C. `sums` may be in C.
     ///
     /// # Safety
-    /// `rows` x `columns` elements from `row` on of C, of the operands of the epilogue, of `residual_before_activation` and, unless it
-    /// is null, of `d_activation` must be valid; the sums must be readable in whole vectors.
+    /// `rows` x `columns` elements from `row` on must be valid: those of C, of the operands of the epilogue, of
+    /// `residual_before_activation` and, unless it is null, of `d_activation`. The sums must be readable in whole
+    /// vectors.
     #[inline(always)]
     pub unsafe fn store<S: Simd>(&self, s: S, sums: *const f32, stride: usize, row: usize, rows: usize) {
         if self.d_activation.is_null() {

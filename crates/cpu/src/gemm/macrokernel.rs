@@ -11,7 +11,8 @@ use super::{ALayout, CACHE_SET_STRIDE, Epilogue};
 use crate::isa::Isa;
 use crate::simd::{Kernel, MAX_LANES, MAX_TILE_ROWS, MAX_TILE_VECTORS, Simd};
 
-/// Elements of scratch of a block of at most `rows` rows: a panel of B and the rows of A, packed for one kc block.
+/// Elements of scratch of a block of at most `rows` rows: for one kc block, a packed panel of B and the packed rows of
+/// A.
 pub(super) fn block_scratch(rows: usize, k: usize) -> usize {
     packed_panel_len(k) + (rows + MAX_TILE_ROWS) * kc(k) + MAX_LANES + ALIGN
 }
@@ -117,7 +118,7 @@ enum TileStore {
     /// The microkernel stores the sums to C, and one pass over the panel, which is still in the cache, applies the
     /// activation.
     PanelActivation,
-    /// By [`super::pipelined`], for full tiles.
+    /// The activation is computed and the tile stored during the next tile ([`super::pipelined`]); full tiles only.
     Pipelined,
     /// The microkernel stores the sums to a buffer, from which [`SumsToC`] applies the epilogue and writes C.
     Buffered,
@@ -137,8 +138,8 @@ impl TileStore {
         let by_column = epilogue.bias.is_some() || epilogue.scale.is_some();
         let by_element = epilogue.factor.is_some() || epilogue.residual.is_some();
         if epilogue.activation.is_none() {
-            // The microkernel stores `factor * sums + addend` with C or the residual as its addend, but C is part of
-            // the sums that the factor multiplies and the residual is added to.
+            // The microkernel stores `factor * sums + addend` with C or the residual as its addend. It cannot add C
+            // beside a factor, which would have to multiply C, too, or beside a residual, a second addend.
             let c_by_element = add_c && by_element;
             let buffered = !whole_vectors || by_column || derivative || c_by_element;
             return if buffered { TileStore::Buffered } else { TileStore::Direct };
@@ -173,7 +174,7 @@ struct GemmBody<'a, 'b, S> {
     buffer: &'b mut TileBuffer,
     deferred: &'b mut DeferredTile,
     lines: &'b mut TileLines,
-    // Of the kc block:
+    // State of the current kc block:
     k_start: usize,
     k_len: usize,
     add_c: bool,
@@ -181,7 +182,7 @@ struct GemmBody<'a, 'b, S> {
     epilogue: Epilogue<'a>,
     /// Null except in the last kc block.
     d_activation: *mut f32,
-    // Of the panel:
+    // State of the current panel:
     column: usize,
     columns: usize,
     store: TileStore,
@@ -215,7 +216,7 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             ldc: self.block.ldc,
             // With `PanelActivation` the microkernel has added C.
             add_c: self.add_c && self.store != TileStore::PanelActivation,
-            epilogue: self.epilogue.part(0, column),
+            epilogue: self.epilogue.at(0, column),
             residual_before_activation: None,
             d_activation: if derivative { self.d_activation.wrapping_add(column) } else { self.d_activation },
         };
@@ -249,9 +250,9 @@ impl<S: Simd> LoopBody for GemmBody<'_, '_, S> {
             let (a, lda, a_stride) = self.micro_panel_of_a(row, rows);
             let (b, prefetch_b) = self.panel_of_b(row / S::TILE_ROWS);
             let c = self.block.c.add(offset);
-            let part = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
-            let factor = self.epilogue.factor.map_or(NONE, part);
-            let residual = self.epilogue.residual.map_or(NONE, part);
+            let at_tile = |(x, ld): (&[f32], usize)| (x.as_ptr().wrapping_add(row * ld + column), ld);
+            let factor = self.epilogue.factor.map_or(NONE, at_tile);
+            let residual = self.epilogue.residual.map_or(NONE, at_tile);
             let d_activation =
                 if self.d_activation.is_null() { self.d_activation } else { self.d_activation.add(offset) };
             let mut prefetch_c = [c.cast_const(); 2];

@@ -84,7 +84,7 @@ impl<'a> Matmul<'a> {
 /// Elements of workspace that [`matmul`] needs.
 pub fn matmul_workspace(isa: Isa, threads: usize, batch: usize, m: usize, n: usize, k: usize) -> usize {
     let packed = packed_len(isa, k, n) + ALIGN;
-    // The longest block of undivided rows is `m` rounded up to a tile.
+    // Undivided rows are one block: `m`, at most rounded up to a register tile.
     let undivided = if m <= MAX_UNDIVIDED_ROWS { threads * block_scratch(m + MAX_TILE_ROWS, k) } else { 0 };
     let one_by_one = packed + gemm_workspace(isa, threads, m, n, k).max(undivided);
     if batch >= 2 { one_by_one.max(threads * packed) } else { one_by_one }
@@ -150,12 +150,12 @@ pub fn matmul(pool: &ThreadPool, isa: Isa, mm: Matmul<'_>, workspace: &mut [f32]
         ..mm.epilogue
     };
     let packed = packed_len(isa, k, n);
-    // All threads compute few large products one after the other; of many small ones, a thread computes a whole
-    // product. Products for AMX stay on it in either case, since it has another order of summation.
+    // Few large products are computed one after the other by all threads; of many small ones, each by one thread. That
+    // path has no AMX, and AMX has another order of summation: a product for AMX must stay on it whatever the batch.
     if batch < 2 * pool.threads() || uses_amx(isa, m, k, mm.a_layout) {
         for i in 0..batch {
             let src = &mm.b[i * mm.b_batch_stride..];
-            // The panels of such a B are packed one by one in the scratch of a block, just before their use.
+            // Panels of such a B are packed one by one into the scratch of a block, just before their use.
             let unpacked_b = mm.b_layout == BLayout::RowsAreK && m <= MAX_UNDIVIDED_ROWS && k > 0 && mm.ldb > 0;
             let (packed_b, workspace) = aligned(workspace, packed);
             if !unpacked_b {

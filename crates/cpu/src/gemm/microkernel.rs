@@ -128,7 +128,7 @@ impl<'a> PrefetchingLoop<'a> {
             }
         }
         let next_b = args.prefetch_b;
-        // After the last of them, the first line of this panel again.
+        // When the next panel is prefetched, the first line of this one again and again.
         let more = tile < next_b.tiles;
         PrefetchingLoop {
             panels: MicroPanels::new(a, args.lda, args.b, S::TILE_VECTORS * S::LANES),
@@ -232,7 +232,7 @@ pub(super) unsafe fn initial_sums<S: Simd, const ROWS: usize, const VECTORS: usi
     [row; ROWS]
 }
 
-/// Computes tiles of `rows` x `vectors` vectors of `A B` into `args.out`.
+/// Computes tiles of `rows` x `vectors` vectors of `factor * (initial + A B) + addend` into `args.out`.
 ///
 /// # Safety
 /// For every tile, `rows` x `k` of A, `k` rows of the panel, the initial sums, factors and addends must be readable,

@@ -83,12 +83,12 @@ impl<'a> Gemm<'a> {
 
 /// Elements of workspace that [`gemm`] needs.
 pub fn gemm_workspace(isa: Isa, threads: usize, m: usize, n: usize, k: usize) -> usize {
-    let vectors = threads * block_scratch(TaskGrid::new(isa, threads, m, n, false).rows.longest(), k);
+    let without_amx = threads * block_scratch(TaskGrid::new(isa, threads, m, n, false).rows.longest(), k);
     #[cfg(target_arch = "x86_64")]
     if uses_amx(isa, m, k, ALayout::RowMajor) {
-        return vectors.max(amx::workspace(threads, m, n, k));
+        return without_amx.max(amx::workspace(threads, m, n, k));
     }
-    vectors
+    without_amx
 }
 
 /// Computes the product on the threads of the pool.
@@ -100,7 +100,7 @@ pub fn gemm(pool: &ThreadPool, isa: Isa, gemm: Gemm<'_>, workspace: &mut [f32]) 
     run_tasks(pool, isa, gemm, None, workspace);
 }
 
-/// Elements of 4 KiB: rows a multiple of this apart compete for the same sets of a first-level cache.
+/// Elements of 4 KiB: rows that are a multiple of this apart compete for the same sets of a first-level cache.
 pub(crate) const CACHE_SET_STRIDE: usize = 1024;
 
 /// With fewer rows, splitting B into bf16x3 for AMX takes longer than AMX saves.
@@ -139,8 +139,8 @@ fn run_tasks(pool: &ThreadPool, isa: Isa, gemm: Gemm<'_>, ldb: Option<usize>, wo
     let scratches = DisjointMut::new(workspace);
     let shared = SharedGemm::new(gemm, ldb);
     // ic is the outer loop, so that a thread has the same rows of A and C in all its tasks.
-    pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
-        let (rows, columns) = (rows.part(task / columns.parts), columns.part(task % columns.parts));
+    pool.run_with_worker(rows.blocks * columns.blocks, &|task, worker| {
+        let (rows, columns) = (rows.block(task / columns.blocks), columns.block(task % columns.blocks));
         // SAFETY: the checks above cover every block; blocks of C do not overlap, and one thread at a time has a worker
         // index.
         unsafe { shared.block(rows, columns, scratches.slice(worker * scratch, scratch)).run(isa) };
@@ -149,7 +149,7 @@ fn run_tasks(pool: &ThreadPool, isa: Isa, gemm: Gemm<'_>, ldb: Option<usize>, wo
 
 /// A product whose blocks several threads compute.
 struct SharedGemm<'a> {
-    /// Without its outputs, which are in `c` and `d_activation`.
+    /// Its own `c` and `d_activation` are empty: they are below.
     gemm: Gemm<'a>,
     /// As for [`run_tasks`].
     ldb: Option<usize>,
@@ -193,7 +193,7 @@ impl<'a> SharedGemm<'a> {
             c: self.c.at(c),
             ldc: gemm.ldc,
             accumulate: gemm.accumulate,
-            epilogue: gemm.epilogue.part(row, column),
+            epilogue: gemm.epilogue.at(row, column),
             d_activation: self.d_activation.as_ref().map_or(std::ptr::null_mut(), |d_activation| d_activation.at(c)),
             scratch,
         }

@@ -119,7 +119,7 @@ impl Kernel for Pack {
 /// those of a head.
 const ROWS_AHEAD: usize = 16;
 
-/// Packs one panel of a `[k, n]` matrix.
+/// Packs `columns` columns of a `[k, n]` matrix as one panel `[k][NR]`.
 ///
 /// # Safety
 /// As for [`pack_panels`].
@@ -143,7 +143,7 @@ pub(super) unsafe fn copy_panel<S: Simd>(s: S, src: *const f32, ld: usize, k: us
     }
 }
 
-/// Packs one panel of an `[n, k]` matrix.
+/// Packs `columns` rows of an `[n, k]` matrix as one panel `[k][NR]`.
 ///
 /// # Safety
 /// As for [`pack_panels`].

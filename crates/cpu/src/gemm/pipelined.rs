@@ -162,7 +162,7 @@ struct TileVectors<S> {
     next: *mut f32,
     /// Vectors left in this row.
     left: usize,
-    /// From the end of a row of the tile to the start of the next.
+    /// Elements from the end of a row of the tile to the start of the next.
     gap: usize,
     isa: std::marker::PhantomData<S>,
 }

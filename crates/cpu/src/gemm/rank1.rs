@@ -3,8 +3,8 @@
 
 use crate::simd::Simd;
 
-/// The current position in the micro-panels of A and B of a register tile. They may be packed or rows
-/// of the matrices themselves. A packed A, `[k][MR]`, is a transposed one with `lda = MR`; a row-major A is read in place.
+/// The current position in the micro-panels of A and B of a register tile. These may be packed, or rows of the matrices
+/// themselves: a packed A, `[k][MR]`, is a transposed one with `lda = MR`; a row-major A is read in place.
 pub(crate) struct MicroPanels {
     /// Rows 0, 3 and 6 of A: an x86 address reaches the two rows after each by its scaled index. Of a transposed A only
     /// the first is used, the current row.

@@ -16,16 +16,16 @@ pub(crate) struct TaskGrid {
 }
 
 impl TaskGrid {
-    /// Blocks for the microkernel of the instruction set. `undivided`, for a B that is not packed, keeps all rows in one
-    /// block, so that each panel of B is packed only once.
+    /// Blocks for the microkernel of the instruction set. `undivided`, for a B that is not packed, keeps all rows in
+    /// one block, so that each panel of B is packed only once.
     pub fn new(isa: Isa, threads: usize, m: usize, n: usize, undivided: bool) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_tile(threads, [m, n], [mr, nr], if undivided { m } else { MC })
     }
 
-    /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`. With at least as many row blocks as threads, the rows are
-    /// first divided into equal shares, one for each thread, so that a thread has the same rows in every operation and
-    /// finds them in its cache. All blocks of a share but the last are whole tiles of `[mr, nr]`.
+    /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`. With at least as many row blocks as threads, the
+    /// rows are first divided into equal shares, one for each thread, so that a thread has the same rows in every
+    /// operation and finds them in its cache. All blocks of a share but the last are whole tiles of `[mr, nr]`.
     pub fn with_tile(threads: usize, [m, n]: [usize; 2], [mr, nr]: [usize; 2], mc: usize) -> TaskGrid {
         let min_row_blocks = m.div_ceil(mc.max(1)).max(1);
         let shares = if min_row_blocks >= threads { threads } else { 1 };
@@ -33,7 +33,7 @@ impl TaskGrid {
     }
 
     /// As few register tiles as possible: without equal shares, only the last row block ends in a partial tile. For
-    /// convolutions, which read other rows (their neighbours' pixels, too) than the operation before wrote.
+    /// convolutions: a thread reads rows that other threads have written anyway (neighbouring pixels, other strides).
     pub fn fewest_tiles(isa: Isa, threads: usize, m: usize, n: usize) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
         TaskGrid::with_shares(threads, [m, n], [mr, nr], m.div_ceil(MC).max(1), 1)
@@ -53,39 +53,40 @@ impl TaskGrid {
     }
 }
 
-/// A length divided into shares that differ by at most one, each of them into about equal parts; all parts of a share
-/// but the last are multiples of a unit.
+/// The rows or columns of C, divided into shares whose lengths differ by at most one, and each share into about equal
+/// blocks; all blocks of a share but the last are multiples of a unit.
 pub(crate) struct Division {
     length: usize,
     unit: usize,
-    pub parts: usize,
+    /// The blocks of all shares.
+    pub blocks: usize,
     pub shares: usize,
 }
 
 impl Division {
-    /// `parts` must be a multiple of `shares`.
-    pub fn new(length: usize, unit: usize, parts: usize, shares: usize) -> Division {
-        let max_parts = (length / shares).div_ceil(unit);
-        if max_parts == 0 {
-            return Division { length, unit, parts: 1, shares: 1 };
+    /// About `blocks` blocks, which must be a multiple of `shares`; fewer if there are not as many units.
+    pub fn new(length: usize, unit: usize, blocks: usize, shares: usize) -> Division {
+        let max_blocks = (length / shares).div_ceil(unit);
+        if max_blocks == 0 {
+            return Division { length, unit, blocks: 1, shares: 1 };
         }
-        Division { length, unit, parts: (parts / shares).clamp(1, max_parts) * shares, shares }
+        Division { length, unit, blocks: (blocks / shares).clamp(1, max_blocks) * shares, shares }
     }
 
-    /// The start and the length of a part.
-    pub fn part(&self, i: usize) -> (usize, usize) {
-        let parts_per_share = self.parts / self.shares;
+    /// The start and the length of a block.
+    pub fn block(&self, i: usize) -> (usize, usize) {
+        let blocks_per_share = self.blocks / self.shares;
         let share_start = |i: usize| i * self.length / self.shares;
-        let (start, end) = (share_start(i / parts_per_share), share_start(i / parts_per_share + 1));
+        let (start, end) = (share_start(i / blocks_per_share), share_start(i / blocks_per_share + 1));
         let units = (end - start).div_ceil(self.unit);
-        let bound = |i: usize| (start + i * units / parts_per_share * self.unit).min(end);
-        let i = i % parts_per_share;
+        let bound = |i: usize| (start + i * units / blocks_per_share * self.unit).min(end);
+        let i = i % blocks_per_share;
         (bound(i), bound(i + 1) - bound(i))
     }
 
-    /// At least the length of every part.
+    /// At least the length of every block.
     pub fn longest(&self) -> usize {
         let units = self.length.div_ceil(self.shares).div_ceil(self.unit);
-        units.div_ceil(self.parts / self.shares) * self.unit
+        units.div_ceil(self.blocks / self.shares) * self.unit
     }
 }

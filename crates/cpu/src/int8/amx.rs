@@ -38,7 +38,7 @@ pub(super) unsafe fn run<T: Tmul>(d: Avx512Vnni, tmul: &mut T, block: QuantisedB
     // The right tile of the last columns may begin after the last panel; its columns are unused, so any tile will do.
     let last_tile = block.n.next_multiple_of(PANEL) - TILE_COLUMNS;
     let mut previous: Option<DequantiseTile<'_>> = None;
-    let mut count = 0;
+    let mut accumulations = 0;
     for column in (0..block.n).step_by(ACC_SIDE) {
         let columns = ACC_SIDE.min(block.n - column);
         let tile = |column: usize| {
@@ -52,7 +52,7 @@ pub(super) unsafe fn run<T: Tmul>(d: Avx512Vnni, tmul: &mut T, block: QuantisedB
             tmul.ldtilecfg(rows);
             // Without lower rows, the one row that the tile must have is a valid one.
             let lower = if rows > TILE_ROWS { row + TILE_ROWS } else { row };
-            // SAFETY: the caller guarantees the rows, the panels and the part of C.
+            // SAFETY: the caller guarantees the rows, the panels and the block of C.
             unsafe {
                 let a = [block.a.add(row * block.stride), block.a.add(lower * block.stride)];
                 tmul.load_accumulators(ZEROS.0.as_ptr().cast());
@@ -80,8 +80,8 @@ pub(super) unsafe fn run<T: Tmul>(d: Avx512Vnni, tmul: &mut T, block: QuantisedB
                 if let Some(tile) = previous.take() {
                     tile.store(d);
                 }
-                let sums = accumulators[count % 2].0.as_mut_ptr();
-                count += 1;
+                let sums = accumulators[accumulations % 2].0.as_mut_ptr();
+                accumulations += 1;
                 tmul.store_accumulators(sums.cast());
                 previous = Some(block.dequantise(sums, ACC_SIDE, [row, column], [rows, columns]));
             }

@@ -1,5 +1,5 @@
 //! A block of C on one thread: quantised rows times packed panels, tile by tile. A register tile sums all of k at once,
-//! stores its integers to a buffer of its own size, and is dequantised from there, which is still in the L1 cache.
+//! stores its integers to a buffer of its own size, and is dequantised from that while it is in the L1 cache.
 
 use super::path::{Dot, DotKernel, DotPath, MAX_TILE_COLUMNS, MAX_TILE_ROWS};
 use crate::activation::{ActivationFn, with_activation};
@@ -46,7 +46,8 @@ impl QuantisedBlock<'_> {
         path.dispatch(DotMacrokernel(self));
     }
 
-    /// The sums of the tile at `[row, column]` of this block with their scales and epilogue.
+    /// The tile of `[rows, columns]` at `[row, column]` of this block: its `sums`, rows `stride` apart, with their
+    /// scales and the epilogue.
     #[inline(always)]
     pub fn dequantise(
         &self,
@@ -66,7 +67,7 @@ impl QuantisedBlock<'_> {
             weight_sums: self.weight_sums.wrapping_add(column),
             c: self.c.wrapping_add(row * self.ldc + column),
             ldc: self.ldc,
-            epilogue: self.epilogue.part(row, column),
+            epilogue: self.epilogue.at(row, column),
         }
     }
 }
@@ -264,7 +265,7 @@ impl DequantiseTile<'_> {
         self.row_scales = self.row_scales.wrapping_add(rows);
         self.row_offsets = self.row_offsets.wrapping_add(rows);
         self.c = self.c.wrapping_add(rows * self.ldc);
-        self.epilogue = self.epilogue.part(rows, 0);
+        self.epilogue = self.epilogue.at(rows, 0);
         Some(self)
     }
 

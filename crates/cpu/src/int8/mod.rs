@@ -99,9 +99,9 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
     let mc = (BLOCK_BYTES / stride).clamp(tile[0], max_rows);
     let TaskGrid { rows, columns } = TaskGrid::with_tile(pool.threads(), [m, n], tile, mc);
     let c = DisjointMut::new(gemm.c);
-    pool.run(rows.parts * columns.parts, &|task| {
-        let (row, rows) = rows.part(task / columns.parts);
-        let (column, columns) = columns.part(task % columns.parts);
+    pool.run(rows.blocks * columns.blocks, &|task| {
+        let (row, rows) = rows.block(task / columns.blocks);
+        let (column, columns) = columns.block(task % columns.blocks);
         let block = QuantisedBlock {
             m: rows,
             n: columns,
@@ -115,7 +115,7 @@ pub fn gemm(pool: &ThreadPool, path: impl Into<DotPath>, gemm: Gemm8<'_>, worksp
             weight_sums: sums[column..].as_ptr(),
             c: c.at(row * gemm.ldc + column),
             ldc: gemm.ldc,
-            epilogue: gemm.epilogue.part(row, column),
+            epilogue: gemm.epilogue.at(row, column),
         };
         // SAFETY: the checks above cover every block, and blocks of C do not overlap. Column blocks start at multiples
         // of `tile[1]`, so at a panel of B.

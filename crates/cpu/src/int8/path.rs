@@ -132,7 +132,7 @@ const AMX_MIN_GROUPS: usize = 128;
 pub(super) const AMX_TILE_GROUPS: usize = 16;
 
 impl DotPath {
-    /// The rows and columns that blocks are multiples of, and the most rows.
+    /// The rows and columns that blocks are multiples of, and the most rows of a block.
     pub(super) fn block_shape(self, m: usize, groups: usize, shape: PathShape) -> ([usize; 2], usize) {
         if self.uses_amx(m, groups) {
             // The accumulators are 32 x 32. A panel has 48 columns, so two are three times theirs.

@@ -1,7 +1,7 @@
 //! Dot products of bytes on x86-64. With VNNI: unsigned activations times signed weights, four terms at a time. Without
-//! it: both as 16-bit integers, two terms at a time, by `pmaddwd`, which is part of SSE2, so the last path runs on every
-//! x86-64 machine. Activations are stored so, as `q - zero`; weights are widened as they are loaded. (`vpmaddubsw` would
-//! take bytes, twice as many, but its sums saturate.)
+//! it: both as 16-bit integers, two terms at a time, by `pmaddwd`, which is part of SSE2, so the last path runs on
+//! every x86-64 machine. Activations are stored so, as `q - zero`; weights are widened as they are loaded.
+//! (`vpmaddubsw` would take bytes, twice as many, but its sums saturate.)
 
 use std::arch::x86_64::*;
 
@@ -13,7 +13,8 @@ token! {
     Avx512Vnni(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma"
 }
 token! {
-    /// Proof that the machine has the instructions of [`Avx512`]: the path without VNNI, which widens weights to 16 bits.
+    /// Proof that the machine has the instructions of [`Avx512`]: the path without VNNI, which widens weights to 16
+    /// bits.
     Avx512Widening(Avx512) = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma"
 }
 token! {

@@ -22,8 +22,8 @@ pub(super) fn scale(factor: f32) -> Lowered {
 
 pub(super) fn unary(op: Unary) -> Lowered {
     match op {
-        // Hardware instructions, where `powf` is a library call. Exponents of ±0.5 differ from it at -0 (in the sign) and
-        // at -∞ (NaN), which no model computes the root of.
+        // Hardware instructions, where `powf` is a library call. With exponents of ±0.5 they differ from it at -0 (in
+        // the sign) and at -∞ (NaN), of which no model computes the root.
         Unary::Power(-0.5) => elementwise(|x| 1.0 / x.sqrt()),
         Unary::Power(0.5) => elementwise(f32::sqrt),
         Unary::Power(-1.0) => elementwise(|x| 1.0 / x),
@@ -72,7 +72,8 @@ pub(super) fn elementwise2(
             for (i, out) in out.chunks_exact_mut(row).enumerate() {
                 let index = chunk * rows_per_task + i;
                 let (a_at, b_at) = (a.row(index), b.row(index));
-                // Along a row the stride is 1, or 0 where the element is broadcast. The last arm has 0 for both.
+                // Along a row the stride is 1, or 0 where the element is broadcast. Both are 0 only if a row is one
+                // element.
                 match (a.inner(), b.inner()) {
                     (1, 1) => {
                         let (x, y) = (&inputs[0][a_at..][..row], &inputs[1][b_at..][..row]);
@@ -86,11 +87,7 @@ pub(super) fn elementwise2(
                         let (x, y) = (inputs[0][a_at], &inputs[1][b_at..][..row]);
                         out.iter_mut().zip(y).for_each(|(out, y)| *out = f(x, *y));
                     }
-                    (a_step, b_step) => {
-                        for (j, out) in out.iter_mut().enumerate() {
-                            *out = f(inputs[0][a_at + j * a_step], inputs[1][b_at + j * b_step]);
-                        }
-                    }
+                    _ => out.fill(f(inputs[0][a_at], inputs[1][b_at])),
                 }
             }
         });

@@ -1,6 +1,6 @@
 //! Attention and its gradient: views of the inputs and outputs as queries, keys and values. The inputs of the forward
-//! pass are query, key and value (`op.operands()`: one input if packed, else three), then the bias if there is one, then
-//! the seed if there is dropout.
+//! pass are query, key and value (`op.operands()`: one input if packed, else three), then the bias if there is one,
+//! then the seed if there is dropout.
 
 use vit_graph::Type;
 use vit_graph::ops::{Attention, AttentionGrad};

@@ -1,6 +1,6 @@
 //! Convolutions with several groups, unless depthwise (what `fuse_conv` and `patchify` leave), and the gradients of all
-//! convolutions: im2col and one matrix product for each image and group, except that depthwise gradients have kernels of
-//! their own. Images are channels-last.
+//! convolutions: im2col and one matrix product for each image and group, except that depthwise gradients have kernels
+//! of their own. Images are channels-last.
 
 use vit_graph::Type;
 use vit_graph::ops::{Conv2d, Conv2dGradInput, Conv2dGradWeight};
@@ -37,7 +37,7 @@ impl Im2col {
         self.geometry.filters / self.groups
     }
 
-    /// Positions of a filter.
+    /// The number of positions of a filter.
     fn taps(&self) -> usize {
         self.geometry.kernel[0] * self.geometry.kernel[1]
     }
@@ -98,14 +98,14 @@ impl Im2col {
         });
     }
 
-    /// Elements of workspace for a product of `m`, `n` and `k`: patches, reordered filters, and the product's own.
+    /// Elements of workspace with a product of `m`, `n` and `k`: patches, reordered filters, and the product's own.
     fn workspace(&self, processor: &Processor, m: usize, n: usize, k: usize) -> usize {
         let [rows, patch_len] = self.matrix();
         let product = gemm::matmul_workspace(processor.isa, processor.pool.threads(), 1, m, n, k);
         rows * patch_len + self.geometry.filters * patch_len + product
     }
 
-    /// Patches, filters and the product's own part of the workspace.
+    /// Divides the workspace into patches, filters and the product's own workspace.
     fn split<'a>(&self, workspace: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32], &'a mut [f32]) {
         let [rows, patch_len] = self.matrix();
         let (patches, rest) = workspace.split_at_mut(rows * patch_len);

@@ -17,8 +17,8 @@ pub(super) fn forward(heads: usize, qkv: &Type) -> Lowered {
     })
 }
 
-/// From `dy`, `qkv` and `scale` to `dqkv` and, if consumed, `x̂ · dy` of every query and head, whose sum is the gradient of
-/// the scale.
+/// From `dy`, `qkv` and `scale` to `dqkv` and, if consumed, `x̂ · dy` of every query and head, whose sum is the
+/// gradient of the scale.
 pub(super) fn backward(heads: usize, qkv: &Type) -> Lowered {
     let shape = shape_of(heads, qkv);
     Lowered::new(move |p, inputs, outputs, _| {

@@ -20,12 +20,13 @@ fn epilogue(op: &FusedConv2d) -> impl for<'a> Fn(&[&'a [f32]]) -> ConvEpilogue<'
     }
 }
 
+/// `prepacked`: the filters are constant and packed when parameters are set.
 pub(super) fn forward(
     processor: &Processor,
     op: &FusedConv2d,
     inputs: &[Type],
     output: &Type,
-    packed: bool,
+    prepacked: bool,
 ) -> Lowered {
     let geometry = ConvGeometry::new(&op.conv, &inputs[0].shape, &output.shape, op.kernel);
     let epilogue = epilogue(op);
@@ -36,13 +37,13 @@ pub(super) fn forward(
     }
     let conv = ImplicitGemm::new(geometry);
     let (n, k) = (geometry.filters, geometry.terms());
-    // Filters that are not constant are packed into the workspace in every run.
-    let packed_len = if packed { 0 } else { gemm::packed_len(processor.isa, k, n) };
-    let packing_len = if packed { 0 } else { packed_len + ALIGN };
+    // Other filters are packed into the workspace in every run.
+    let packed_len = if prepacked { 0 } else { gemm::packed_len(processor.isa, k, n) };
+    let packing_len = if prepacked { 0 } else { packed_len + ALIGN };
     let workspace = packing_len + conv.workspace();
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
         let (packing_space, workspace) = workspace.split_at_mut(packing_len);
-        let weight = if packed {
+        let weight = if prepacked {
             inputs[1]
         } else {
             let (to, _) = aligned(packing_space, packed_len);
@@ -52,6 +53,6 @@ pub(super) fn forward(
         conv.run(&p.pool, p.isa, inputs[0], weight, epilogue(inputs), outputs[0], workspace);
     })
     .with_workspace(workspace);
-    lowered.packing = packed.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
+    lowered.packing = prepacked.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
     lowered
 }

@@ -26,18 +26,18 @@ pub(super) fn linear_with_derivative(
     processor: &Processor,
     op: &LinearWithDerivative,
     inputs: &[Type],
-    packed: bool,
+    prepacked: bool,
 ) -> Lowered {
     let linear = Linear { bias: op.bias, activation: Some(op.activation), ..Linear::default() };
-    self::linear(processor, &linear, inputs, packed)
+    self::linear(processor, &linear, inputs, prepacked)
 }
 
-/// A linear layer; `packed`: its weight is constant and packed beforehand. A second output receives the derivative of
-/// the activation.
-pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed: bool) -> Lowered {
+/// A linear layer; `prepacked`: its weight is constant and packed when parameters are set. A second output, if there is
+/// one, receives the derivative of the activation.
+pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], prepacked: bool) -> Lowered {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     let (isa, threads) = (processor.isa, processor.pool.threads());
-    let workspace = if packed {
+    let workspace = if prepacked {
         gemm::gemm_workspace(isa, threads, m, n, k)
     } else {
         gemm::matmul_workspace(isa, threads, 1, m, n, k)
@@ -48,7 +48,7 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
         let (result, more) = outputs.split_at_mut(1);
         let d_activation = more.first_mut().and_then(|output| consumed(output));
         let (a, b, c) = (inputs[0], inputs[1], &mut *result[0]);
-        if packed {
+        if prepacked {
             let product = Gemm { epilogue, d_activation, ..Gemm::dense([m, n, k], a, b, c) };
             gemm::gemm(&p.pool, p.isa, product, workspace);
         } else {
@@ -57,30 +57,36 @@ pub(super) fn linear(processor: &Processor, op: &Linear, inputs: &[Type], packed
         }
     })
     .with_workspace(workspace);
-    lowered.packing = packed.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
+    lowered.packing = prepacked.then_some(WeightPacking { input: 1, form: PackedForm::F32 });
     lowered
 }
 
-/// A linear layer in int8: constant weights are quantised and packed beforehand, others in every run.
-pub(super) fn linear_int8(processor: &Processor, op: &Linear, inputs: &[Type], fixed: bool) -> Result<Lowered, String> {
+/// A linear layer in int8. Its weight is quantised and packed when parameters are set if it is constant (`prepacked`),
+/// else in every run.
+pub(super) fn linear_int8(
+    processor: &Processor,
+    op: &Linear,
+    inputs: &[Type],
+    prepacked: bool,
+) -> Result<Lowered, String> {
     let (m, n, k) = (inputs[0].shape.rows(), inputs[1].shape[0], inputs[1].shape[1]);
     if k > int8::MAX_TERMS {
         return Err(format!("rows of {k} elements are too long for int8; {} is the most", int8::MAX_TERMS));
     }
-    let packed_len = if fixed { 0 } else { int8::packed_len(processor.isa, k, n) };
+    let packed_len = if prepacked { 0 } else { int8::packed_len(processor.isa, k, n) };
     let epilogue = epilogue(op, n);
     let mut lowered = Lowered::new(move |p, inputs, outputs, workspace| {
         let epilogue = epilogue(inputs);
         let (packed, workspace) = workspace.split_at_mut(packed_len);
-        if !fixed {
+        if !prepacked {
             int8::pack_parallel(&p.pool, p.isa, inputs[1], k, n, packed);
         }
-        let b_packed = if fixed { inputs[1] } else { packed };
+        let b_packed = if prepacked { inputs[1] } else { packed };
         let product = Gemm8 { m, n, k, a: inputs[0], lda: k, b_packed, c: outputs[0], ldc: n, epilogue };
         int8::gemm(&p.pool, p.isa, product, workspace);
     })
     .with_workspace(packed_len + int8::workspace(processor.isa, m, k));
-    lowered.packing = fixed.then_some(WeightPacking { input: 1, form: PackedForm::Int8 });
+    lowered.packing = prepacked.then_some(WeightPacking { input: 1, form: PackedForm::Int8 });
     Ok(lowered)
 }
 

@@ -32,7 +32,7 @@ use crate::{gemm, int8};
 /// empty slice, unless it is the first of an operation that always writes it. Elements of i32 are passed as their bits.
 pub(crate) type NodeKernel = Box<dyn Fn(&Processor, &[&[f32]], &mut [&mut [f32]], &mut [f32]) + Send>;
 
-/// An input that the kernel reads in packed form.
+/// An input that the kernel reads packed: what it gets is the packed form in place of the value.
 #[derive(Clone, Copy)]
 pub(crate) struct WeightPacking {
     pub input: usize,
@@ -70,8 +70,9 @@ pub(crate) struct Lowered {
     /// Elements of workspace.
     pub workspace: usize,
     pub packing: Option<WeightPacking>,
-    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`]: when it starts, the output holds
-    /// the input, and the slice of the input must not be read (in steps it is empty).
+    /// Whether the kernel updates the pairs of [`vit_graph::ops::Operation::in_place`] in place: when it starts, the
+    /// output holds the elements of the input. It must not read the slice of the input, which is empty in the steps of
+    /// a run.
     pub in_place: bool,
 }
 
@@ -91,22 +92,23 @@ impl Lowered {
     }
 }
 
-/// Lowers an operation. `fixed[i]`: input `i` is the same in every run, and worth packing beforehand.
+/// Lowers an operation. `prepacked[i]`: input `i` changes only when parameters are set, and is packed then if the
+/// kernel reads it packed ([`Lowered::packing`]).
 pub(crate) fn lower(
     processor: &Processor,
     op: &Op,
     inputs: &[Type],
     outputs: &[Type],
-    fixed: &[bool],
+    prepacked: &[bool],
 ) -> Result<Lowered, String> {
     Ok(match op {
-        Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, fixed[1])?,
-        Op::Linear(op) => matrix::linear(processor, op, inputs, fixed[1]),
-        Op::LinearWithDerivative(op) => matrix::linear_with_derivative(processor, op, inputs, fixed[1]),
+        Op::Linear(op) if op.int8 => matrix::linear_int8(processor, op, inputs, prepacked[1])?,
+        Op::Linear(op) => matrix::linear(processor, op, inputs, prepacked[1]),
+        Op::LinearWithDerivative(op) => matrix::linear_with_derivative(processor, op, inputs, prepacked[1]),
         Op::MatMul(op) => matrix::matmul(processor, op, inputs),
         Op::MatMulTimes(op) => matrix::matmul(processor, &op.0, inputs),
         Op::Conv2d(op) => conv::forward(processor, op, inputs, outputs),
-        Op::FusedConv2d(op) => fused_conv::forward(processor, op, inputs, &outputs[0], fixed[1]),
+        Op::FusedConv2d(op) => fused_conv::forward(processor, op, inputs, &outputs[0], prepacked[1]),
         Op::Conv2dGradInput(op) => conv::grad_input(processor, op, inputs),
         Op::Conv2dGradWeight(op) => conv::grad_weight(processor, op, inputs),
         Op::Patchify(op) => patchify::patchify(op, &inputs[0]),
@@ -150,8 +152,8 @@ pub(crate) fn lower(
         Op::ColourClass(op) => tokens::colour_class(op, &inputs[0], &outputs[0]),
         Op::Permute(op) => movement::permute(op, &inputs[0])?,
         Op::Slice(op) => movement::slice(op, &inputs[0])?,
-        Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0])?,
-        Op::Concat(op) => movement::concat(op, inputs, &outputs[0])?,
+        Op::Pad(op) => movement::pad(op, &inputs[0], &outputs[0]),
+        Op::Concat(op) => movement::concat(op, inputs, &outputs[0]),
         Op::Broadcast(op) => movement::broadcast(op, &inputs[0])?,
         Op::Reduce(op) => reduce::reduce(op, &inputs[0])?,
         Op::Gather(_) => gather::gather(&inputs[0]),
@@ -171,7 +173,9 @@ pub(crate) fn lower(
         // The executable exchanges the copy with the other processes.
         Op::AllReduce(_) | Op::ReduceScatter(_) => arithmetic::scale(1.0),
         Op::AllGather(op) => movement::own_slice(op),
-        Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => return Err("it computes nothing".into()),
+        Op::Input(_) | Op::Parameter(_) | Op::Constant(_) | Op::Reshape(_) => {
+            unreachable!("`computed_nodes` leaves out what computes nothing")
+        }
     })
 }
 
@@ -180,6 +184,6 @@ fn consumed(output: &mut [f32]) -> Option<&mut [f32]> {
     (!output.is_empty()).then_some(output)
 }
 
-/// Elements of one task of an elementwise kernel: enough to outweigh its scheduling, and fixed, so that the partial sums
-/// of [`optimise::global_norm`] do not depend on the number of threads.
+/// Elements of one task of an elementwise kernel: enough to outweigh its scheduling, and a constant, so that the
+/// partial sums of [`optimise::global_norm`] do not depend on the number of threads.
 const TASK: usize = 1 << 14;

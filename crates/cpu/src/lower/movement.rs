@@ -1,4 +1,4 @@
-//! Operations that only move elements: permute, slice and broadcast are one strided copy.
+//! Operations that only move elements; permute, slice and broadcast are one strided copy.
 
 use vit_graph::ops::{AllGather, Broadcast, Concat, Pad, Permute, Slice};
 use vit_graph::{Shape, Type};
@@ -8,14 +8,15 @@ use super::{Lowered, TASK};
 /// Axes of [`RowStrides`], a fixed number so that it needs no allocation.
 const MAX_AXES: usize = 8;
 
-/// A strided view `[rows, row]`: the last axis is the row, all others are collapsed. The stride of a broadcast axis is
-/// 0.
+/// A strided view `[rows, row]`: the last axis is the row, and the others are addressed as one index of a row. The
+/// stride of a broadcast axis is 0.
 #[derive(Clone, Copy)]
 pub(super) struct RowStrides {
     axes: usize,
     extents: [usize; MAX_AXES],
     strides: [usize; MAX_AXES],
     inner: usize,
+    /// The offset of the first element.
     offset: usize,
 }
 
@@ -53,7 +54,7 @@ impl RowStrides {
     }
 }
 
-/// This process's slice at its place in the whole value, whose other slices the executable receives.
+/// Copies this process's slice to its place in the whole value; the executable then receives the other slices.
 pub(super) fn own_slice(op: &AllGather) -> Lowered {
     let own = op.shards.own();
     Lowered::new(move |p, inputs, outputs, _| {
@@ -103,23 +104,23 @@ fn around(shape: &Shape, axis: usize) -> (usize, usize) {
     (shape[..axis].iter().product(), shape[axis + 1..].iter().product())
 }
 
-pub(super) fn pad(op: &Pad, x: &Type, y: &Type) -> Result<Lowered, String> {
+pub(super) fn pad(op: &Pad, x: &Type, y: &Type) -> Lowered {
     let (outer, inner) = around(&y.shape, op.axis);
     let (x_block, y_block) = (x.shape[op.axis] * inner, y.shape[op.axis] * inner);
     let before = op.before * inner;
-    Ok(Lowered::new(move |_, inputs, outputs, _| {
+    Lowered::new(move |_, inputs, outputs, _| {
         outputs[0].fill(0.0);
         for o in 0..outer {
             outputs[0][o * y_block + before..][..x_block].copy_from_slice(&inputs[0][o * x_block..][..x_block]);
         }
-    }))
+    })
 }
 
-pub(super) fn concat(op: &Concat, inputs: &[Type], y: &Type) -> Result<Lowered, String> {
+pub(super) fn concat(op: &Concat, inputs: &[Type], y: &Type) -> Lowered {
     let (outer, inner) = around(&y.shape, op.axis);
     let blocks: Vec<usize> = inputs.iter().map(|x| x.shape[op.axis] * inner).collect();
     let stride = y.shape[op.axis] * inner;
-    Ok(Lowered::new(move |_, inputs, outputs, _| {
+    Lowered::new(move |_, inputs, outputs, _| {
         for o in 0..outer {
             let mut offset = o * stride;
             for (input, &block) in inputs.iter().zip(&blocks) {
@@ -127,5 +128,5 @@ pub(super) fn concat(op: &Concat, inputs: &[Type], y: &Type) -> Result<Lowered, 
                 offset += block;
             }
         }
-    }))
+    })
 }

@@ -1,4 +1,5 @@
-//! Optimiser updates, in place: outputs hold the old parameter and state when a kernel starts.
+//! Norms of gradients, and optimiser updates in place: the outputs hold the old parameter and state when a kernel
+//! starts.
 
 use vit_graph::Type;
 use vit_graph::ops::{CLIP_EPSILON, OptimiserUpdate, SQUARES};
@@ -41,7 +42,7 @@ fn root_of_sum(sums: &[f32]) -> f32 {
     total.sqrt() as f32
 }
 
-/// Sums of the squares of a task's elements, each followed by zeros.
+/// Sums of the squares of a task's elements, each followed by a zero if the task has the elements of two sums.
 pub(super) fn square_sums(x: &Type) -> Lowered {
     const { assert!(TASK == 2 * SQUARES) };
     let length = x.shape.elements();

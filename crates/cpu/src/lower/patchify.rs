@@ -32,9 +32,9 @@ impl PatchAddressing {
         self.image.iter().product()
     }
 
-    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of a row of patches: the
-    /// elements of one channel in one row of a patch. Runs are in the order of a channels-first image, which is then
-    /// accessed sequentially.
+    /// Calls `f(offset in the patches, offset in the image, stride in the image)` for every run of a row of patches:
+    /// the elements of one channel in one row of a patch. Runs are in the order of a channels-first image, which is
+    /// then accessed sequentially.
     fn for_each_run(&self, row: usize, mut f: impl FnMut(usize, usize, usize)) {
         let ([h, w, channels], [ph, pw]) = (self.image, self.patch);
         for c in 0..channels {

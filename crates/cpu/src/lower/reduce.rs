@@ -35,7 +35,8 @@ pub(super) fn reduce(op: &Reduce, x: &Type) -> Result<Lowered, String> {
         extents.push(extent);
         strides.push(stride);
     }
-    // Offsets by index over some axes: with a trailing axis of 1, every row of the view is one element.
+    // A view whose `row(i)` is the offset of element `i` over some axes, and the number of elements: with a trailing
+    // axis of 1, every row of the view is one element.
     let offsets_of = |(mut extents, mut strides): (Vec<usize>, Vec<usize>)| {
         extents.push(1);
         strides.push(1);

@@ -30,7 +30,7 @@ pub(super) fn reverse(op: &Unwindows) -> Lowered {
     let ([rows, columns], [window_h, window_w]) = (windows.grid(&image), windows.size);
     Lowered::new(move |p, inputs, outputs, _| {
         p.pool.run_chunks(&mut *outputs[0], w * channels, &|row, out| {
-            // Windows are those of the image rolled up and left by `shift`: y and x are positions in it.
+            // Windows are those of the image rolled up and left by `shift`: y and x are positions in the rolled image.
             let (b, y) = (row / h, (row % h + h - windows.shift[0] % h) % h);
             for (x, out) in out.chunks_exact_mut(channels).enumerate() {
                 let x = (x + w - windows.shift[1] % w) % w;

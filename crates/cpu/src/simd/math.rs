@@ -20,7 +20,7 @@ fn polynomial<S: Simd, const N: usize>(s: S, x: S::V, coefficients: [f32; N]) ->
 pub(crate) fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let x = s.max(s.splat(-105.0), s.min(s.splat(89.0), x));
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
-    // ln 2 as a sum, whose first part has few enough bits that n times it is exact (Cody and Waite).
+    // ln 2 as a sum, whose first term has so few bits that its product with n is exact (Cody and Waite).
     let r = s.neg_mul_add(n, s.splat(0.693_359_4), x);
     let r = s.neg_mul_add(n, s.splat(-2.121_944_4e-4), r);
     let p = polynomial(s, r, [1.987_569_1e-4, 1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5]);
@@ -86,7 +86,8 @@ pub(crate) fn normal_tail<S: Simd>(s: S, t: S::V) -> S::V {
     exp2(s, log)
 }
 
-/// The piece of the tables' piecewise polynomials: its index, in the lowest bits, and the distance from its middle.
+/// The piece of the tables' piecewise polynomials that `t` is in: its index, in the lowest bits of the first vector,
+/// and the distance of `t` from its centre.
 #[inline(always)]
 fn piece<S: Simd>(s: S, t: S::V) -> (S::V, S::V) {
     (s.add(t, s.splat(HALVES)), s.sub_nearest_half(t))

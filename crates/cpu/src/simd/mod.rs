@@ -171,12 +171,12 @@ pub(crate) unsafe trait Simd: Copy {
 pub(crate) const MAX_LANES: usize = 16;
 /// The most rows of any register tile.
 pub(crate) const MAX_TILE_ROWS: usize = 8;
-/// The most vectors in a row of any register tile.
+/// The most vectors in a row of the register tile of matrix products; attention's has up to 4.
 pub(crate) const MAX_TILE_VECTORS: usize = 3;
 /// The side of the square that [`Simd::transpose`] transposes.
 pub(crate) const TRANSPOSE: usize = 8;
 
-/// The shape of a register tile, for code that runs before an instruction set is chosen.
+/// Returns `(MR, NR)`, the rows and columns of the register tile, to code that is not generic over the instruction set.
 pub(crate) struct TileShape;
 
 impl Kernel for TileShape {

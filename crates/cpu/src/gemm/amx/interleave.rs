@@ -10,7 +10,8 @@ use crate::simd::{Avx512, Simd};
 /// that are left.
 const STORED_ROWS: usize = 4;
 
-/// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C through at most an activation and a residual.
+/// Accumulators in memory, `[rows][ACC_SIDE]`, that go to C with no more of an epilogue than an activation and a
+/// residual.
 pub(super) struct AccumulatorStore {
     pub sums: *const f32,
     /// Rows left.

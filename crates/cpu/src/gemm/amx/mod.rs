@@ -26,8 +26,8 @@ use split::{RowSplitter, SplitA, split_b};
 const PANEL: usize = Avx512::TILE_VECTORS * Avx512::LANES;
 /// The unit of column blocks: a multiple of a panel and of the accumulators.
 const COLUMN_UNIT: usize = 2 * PANEL;
-/// A cache line at the start of a thread's scratch; its first element is the tag of the block of B that the scratch
-/// holds, 0 for none.
+/// Elements of the cache line at the start of a thread's scratch. The first is the tag of the block of B that the
+/// scratch holds, 0 for none.
 const TAG: usize = 16;
 
 /// Elements of workspace that [`run_tasks`] needs.
@@ -64,15 +64,16 @@ pub(super) unsafe fn run_tasks<T: Tmul>(
     let TaskGrid { rows, columns } = partition.grid;
     let scratches = DisjointMut::new(workspace);
     let shared = SharedGemm::new(gemm, None);
-    let parts_per_share = rows.parts / rows.shares;
-    pool.run_with_worker(rows.parts * columns.parts, &|task, worker| {
-        // A thread computes all its rows with one block of B, then with the next.
-        let per_share = columns.parts * parts_per_share;
+    let blocks_per_share = rows.blocks / rows.shares;
+    pool.run_with_worker(rows.blocks * columns.blocks, &|task, worker| {
+        // Tasks are ordered by share, then column block, then row block: a thread computes all its rows with one block
+        // of B, then with the next.
+        let per_share = columns.blocks * blocks_per_share;
         let (share, task) = (task / per_share, task % per_share);
-        let (row, rows) = rows.part(share * parts_per_share + task % parts_per_share);
-        let (column, columns) = columns.part(task / parts_per_share);
-        // SAFETY: the caller guarantees the slices; blocks of C do not overlap, and one thread at a time has a worker
-        // index and with it one `Tmul`.
+        let (row, rows) = rows.block(share * blocks_per_share + task % blocks_per_share);
+        let (column, columns) = columns.block(task / blocks_per_share);
+        // SAFETY: the caller guarantees the slices; blocks of C do not overlap, one thread at a time has a worker
+        // index, and a task makes one `Tmul`.
         unsafe {
             let block = shared.block((row, rows), (column, columns), scratches.slice(worker * scratch, scratch));
             let split_a = split_a.as_ref().map(|split_a| split_a.skip_rows(row));
@@ -135,7 +136,7 @@ unsafe fn run_block<T: Tmul>(s: Avx512, tmul: &mut T, mut block: GemmBlock<'_>, 
     }
 }
 
-/// Adds a kc block to all sums of a block of C, and applies the epilogue, with `f` as its activation, after the last.
+/// Adds a kc block to all sums of a block of C; the last one also applies the epilogue, with `f` as its activation.
 ///
 /// # Safety
 /// As for [`run_block`], with this kc block of B in its buffer.
@@ -175,7 +176,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
     // SAFETY: the splitter has only rows of A, and its buffer has room for `ACC_SIDE` of them.
     unsafe { interleaved.splitter.split(usize::MAX) };
     let mut row = 0;
-    let mut count = 0;
+    let mut accumulations = 0;
     while row < block.m {
         let rows = ACC_SIDE.min(block.m - row);
         tmul.ldtilecfg(rows);
@@ -194,9 +195,9 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
             if let Some(bias) = bias {
                 initial.0[..columns].copy_from_slice(&bias[column..][..columns]);
             }
-            let sums = buffers.accumulators[count % 2];
-            count += 1;
-            // SAFETY: these rows of A and columns of B are split; the caller guarantees the part of C.
+            let sums = buffers.accumulators[accumulations % 2];
+            accumulations += 1;
+            // SAFETY: these rows of A and columns of B are split; the caller guarantees the block of C.
             unsafe {
                 let b = buffers.b.add(i * k_steps * K_STEP_BYTES);
                 microkernel_bf16x3(tmul, a, b, k_steps, initial.0.as_ptr(), sums, &mut interleaved);
@@ -215,7 +216,7 @@ unsafe fn run_k_block<T: Tmul, F: ActivationFn>(
                         c,
                         ldc,
                         add_c,
-                        epilogue: epilogue.part(row, column),
+                        epilogue: epilogue.at(row, column),
                         residual_before_activation: None,
                         d_activation: if d_activation.is_null() { d_activation } else { d_activation.add(offset) },
                     };

@@ -10,7 +10,7 @@ const MAX_KC: usize = 768;
 /// The most elements of a block of B: 900 KiB as bf16x3, of the 2 MiB of second-level cache of CPUs with AMX; the rest
 /// is for rows of A and C.
 const MAX_B_BLOCK: usize = 150 << 10;
-/// Rows of C that make the split of a block of B worthwhile.
+/// Rows of C for each thread that make it worthwhile for the thread to split a block of B of its own.
 const MIN_ROWS: usize = 384;
 /// More tasks than threads balance the load when other processes take time from some of them.
 const TASKS_PER_THREAD: usize = 3;
@@ -48,8 +48,8 @@ impl AmxPartition {
         if m >= threads * MIN_ROWS && min_blocks < MANY_B_BLOCKS {
             // Threads have disjoint rows. With a single kc block, a thread reuses its split block of B in the next
             // task.
-            let parts = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
-            let rows = Division::new(m, ACC_SIDE, parts * threads, threads);
+            let blocks_per_thread = if k <= MAX_KC { (m / threads / MIN_ROWS).clamp(1, TASKS_PER_THREAD) } else { 1 };
+            let rows = Division::new(m, ACC_SIDE, blocks_per_thread * threads, threads);
             let columns = Division::new(n, COLUMN_UNIT, min_blocks, 1);
             return AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: false };
         }
@@ -61,7 +61,7 @@ impl AmxPartition {
         AmxPartition { grid: TaskGrid { rows, columns }, split_a_first: blocks > 1 && m * k <= MAX_SPLIT_A }
     }
 
-    /// Elements of scratch of a thread.
+    /// Elements of scratch of a thread, laid out as `run_block` divides it.
     pub fn scratch(&self, k: usize) -> usize {
         let columns = self.grid.columns.longest();
         TAG + 2 * ACC_SIDE * ACC_SIDE + bf16x3_len((2 * ACC_SIDE + columns) * amx_kc(k)) + ALIGN
@@ -85,11 +85,11 @@ mod tests {
                 let TaskGrid { rows, columns } = AmxPartition::new(threads, m, n, k).grid;
                 for (division, length) in [(rows, m), (columns, n)] {
                     let mut end = 0;
-                    for i in 0..division.parts {
-                        let (start, part) = division.part(i);
+                    for i in 0..division.blocks {
+                        let (start, length) = division.block(i);
                         assert_eq!(start, end, "{threads} threads, {m} x {n} x {k}");
-                        assert!(part <= division.longest());
-                        end = start + part;
+                        assert!(length <= division.longest());
+                        end = start + length;
                     }
                     assert_eq!(end, length);
                 }
