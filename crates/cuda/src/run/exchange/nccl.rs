@@ -5,7 +5,6 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use vit_cluster::slice;
 use vit_graph::GraphError;
 use vit_graph::exchange::{Alone, Collective, Exchange};
 
@@ -167,6 +166,13 @@ struct SliceExchange {
     slices_of_owners: Vec<DeviceMessage>,
 }
 
+/// The elements that a rank owns: contiguous, and as many as those of any other to within one.
+fn slice(elements: usize, rank: usize, size: usize) -> Range<usize> {
+    // In u128: the product may exceed 64 bits.
+    let start = |rank: usize| (elements as u128 * rank as u128 / size as u128) as usize;
+    start(rank)..start(rank + 1)
+}
+
 /// Whether a value travels with other small ones; never one of which processes have slices.
 fn is_small(value: &BucketValue) -> bool {
     value.bytes < MIN_IN_PLACE_BYTES && value.shards.is_none()
@@ -321,6 +327,13 @@ mod tests {
         assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(1, Some(0))]), None, "two processes share a GPU");
         assert_eq!(id(&[card(1, Some(7)), card(2, None)]), None, "a process has no NCCL");
         assert!(NcclHandshake::from_bytes(&[0; 20]).is_none());
+    }
+
+    #[test]
+    fn slices_are_those_of_other_transports() {
+        for (elements, rank, size) in [(10, 0, 3), (10, 1, 3), (10, 2, 3), (0, 1, 2), (usize::MAX, 7, 8)] {
+            assert_eq!(slice(elements, rank, size), vit_cluster::slice(elements, rank, size));
+        }
     }
 
     #[test]
