@@ -3,6 +3,7 @@
 mod bench;
 mod checkpoints;
 mod classify;
+mod completions;
 mod convert;
 mod data;
 mod device_options;
@@ -16,6 +17,7 @@ mod info;
 mod inspect;
 mod interrupt;
 mod label;
+mod man;
 mod memory;
 mod models;
 mod patches;
@@ -83,6 +85,8 @@ enum Command {
     Verify(verify::Arguments),
     Bench(bench::Arguments),
     Devices(devices::Arguments),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
 }
 
 /// How a command ended, other than by an error.
@@ -154,6 +158,8 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Verify(arguments) => verify::run(arguments),
         Command::Bench(arguments) => bench::run(arguments),
         Command::Devices(arguments) => devices::run(arguments),
+        Command::Completions(arguments) => completions::run(arguments, Cli::command()),
+        Command::Man(arguments) => man::run(arguments, Cli::command()),
     }
 }
 
