@@ -1,4 +1,4 @@
-//! Classifies images: `cargo run --example classify -- cat.jpg dog.jpg`.
+//! Classifies images: `cargo run -p vit --example classify -- cat.jpg dog.jpg`.
 
 use vit::{Image, Model, ModelOptions};
 

@@ -1,4 +1,4 @@
-//! Embeds images and compares each with the first: `cargo run --example embed -- cat.jpg other_cat.jpg dog.jpg`.
+//! Embeds images and compares each with the first: `cargo run -p vit --example embed -- cat.jpg other_cat.jpg dog.jpg`.
 
 use vit::{Embed, Image, ModelOptions, Pool};
 

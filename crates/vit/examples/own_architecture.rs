@@ -1,5 +1,5 @@
 //! Trains an architecture that this project does not have, an MLP-Mixer (Tolstikhin et al., 2021), and opens the result:
-//! `cargo run --release --example own_architecture -- photos runs/mixer 'length=20 epochs'`.
+//! `cargo run --release -p vit --features train --example own_architecture -- photos runs/mixer 'length=20 epochs'`.
 
 use serde_json::{Map, Value, json};
 use vit::graph::{Activation, Tensor};

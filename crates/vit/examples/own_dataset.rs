@@ -1,5 +1,5 @@
 //! Trains on a dataset that is made by the program, and classifies with the result:
-//! `cargo run --release --example own_dataset -- runs/stripes`.
+//! `cargo run --release -p vit --features train --example own_dataset -- runs/stripes`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Trains a model on a dataset: `cargo run --release --example train -- photos runs/photos 'length=20 epochs'`.
+//! Trains a model on a dataset:
+//! `cargo run --release -p vit --features train --example train -- photos runs/photos 'length=20 epochs'`.
 
 use vit::Trainer;
 

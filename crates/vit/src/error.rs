@@ -70,6 +70,7 @@ pub enum Error {
         vocabulary: usize,
     },
     /// A tokeniser that cannot be read, or a text that it refuses.
+    #[cfg(feature = "text")]
     #[error(transparent)]
     Tokenise(#[from] vit_data::tokenise::TokeniseError),
     /// A text of more tokens than the model reads.

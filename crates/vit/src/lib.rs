@@ -30,13 +30,17 @@
 //!
 //! # Features
 //!
-//! All are on by default. Without any, what remains is inference on the CPU: classify, embed, convert, verify.
+//! Without any, what remains is inference on the CPU: classify, embed, convert, verify.
 //!
-//! - `train`: [`Trainer`], and [`verify`] of recorded training steps
-//! - `explain`: [`Explain`]
-//! - `bench`: [`mod@bench`]
-//! - `cuda`: NVIDIA GPUs; their libraries are looked for at run time
+//! - `cuda` (on by default): NVIDIA GPUs; their libraries are looked for at run time
+//! - `text`: `text`, zero-shot classification and embeddings of texts with image-text models
+//! - `explain`: `Explain`, maps of what an answer depends on
+//! - `train`: `Trainer`, datasets, and [`verify`] of recorded training steps
 //! - `parquet`: datasets and embeddings in Parquet files
+//! - `remote`: checkpoints and datasets in S3, Google Cloud and Azure and on web servers
+//! - `bench`: benchmarks of models, operations and loading
+//!
+//! Only what this crate exports is a stable surface; the crates named `vit-…` that it consists of may change with any version.
 
 #[cfg(feature = "bench")]
 pub mod bench;
@@ -50,6 +54,7 @@ mod error;
 pub mod explain;
 mod finite;
 mod model;
+#[cfg(feature = "text")]
 pub mod text;
 #[cfg(feature = "train")]
 pub mod train;
@@ -63,6 +68,7 @@ pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
 pub use model::{Model, ModelOptions, Prediction};
+#[cfg(feature = "text")]
 pub use text::TextEmbed;
 #[cfg(feature = "train")]
 pub use train::Trainer;
@@ -72,10 +78,13 @@ pub use vit_graph::Precision;
 
 /// Images and datasets.
 pub mod data {
+    #[cfg(feature = "train")]
+    pub use vit_data::Samples;
+    #[cfg(feature = "train")]
     pub use vit_data::dataset::{Dataset, DatasetError, Splits};
     pub use vit_data::{
-        ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, Samples, ShapeError,
-        decode, find_images,
+        ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, ShapeError, decode,
+        find_images,
     };
 }
 

@@ -4,11 +4,13 @@
 mod loss;
 #[cfg(feature = "train")]
 mod mixing;
+#[cfg(feature = "text")]
 mod pairs;
 #[cfg(feature = "train")]
 mod pretraining;
 #[cfg(feature = "train")]
 mod settings;
+#[cfg(feature = "text")]
 mod tokens;
 #[cfg(feature = "train")]
 mod training;
@@ -113,6 +115,7 @@ fn tap(name: &str) -> String {
 /// config.json describes.
 pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Error> {
     let recording = description(folder);
+    #[cfg(feature = "text")]
     if tokens::is_recorded(&recording) {
         return tokens::compare(folder, &recording);
     }
@@ -141,6 +144,11 @@ pub fn verify(folder: &Path, options: &VerifyOptions) -> Result<Verification, Er
         #[cfg(not(feature = "train"))]
         return Err(unsuitable("recorded training steps need the feature `train` of this library".into()));
     }
+    #[cfg(not(feature = "text"))]
+    if io.tensors.contains_key("input_ids") {
+        return Err(unsuitable("recorded texts need the feature `text` of this library".into()));
+    }
+    #[cfg(feature = "text")]
     if let Some(clip) = checkpoint.image_text().filter(|_| pairs::is_recorded(&io)) {
         let arrays = pairs::compare(&checkpoint, clip, io, &recording, options, &unsuitable)?;
         return Ok(Verification { weights: checkpoint.source, arrays });
@@ -274,6 +282,7 @@ impl<E: Into<Error>> From<E> for ReplayError {
     }
 }
 
+#[cfg(feature = "text")]
 impl Comparison {
     /// A recorded array against the model's, if it has one.
     fn new(name: String, expected: &Tensor, found: Option<&[f32]>, tolerance: f64) -> Self {

@@ -12,7 +12,11 @@ fn image(name: &str) -> PathBuf {
 fn run<A: AsRef<std::ffi::OsStr>>(example: &str, arguments: &[A]) -> String {
     let tests = std::env::current_exe().unwrap();
     let binary = tests.parent().and_then(Path::parent).unwrap().join("examples").join(example);
-    assert!(binary.exists(), "{} is missing; `cargo test -p vit` builds the examples", binary.display());
+    assert!(
+        binary.exists(),
+        "{} is missing; `cargo test -p vit --features train` builds the examples",
+        binary.display()
+    );
     let output = Command::new(binary).args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{example}: {out}{err}");
