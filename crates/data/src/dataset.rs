@@ -219,6 +219,9 @@ pub fn open(path: &Path, options: &DatasetOptions) -> Result<Splits, DatasetErro
 /// Divides the samples of a listing into splits.
 fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, DatasetError> {
     let all: Vec<u32> = (0..listing.len() as u32).collect();
+    if let Some(classes) = &options.classes {
+        classes::number_folders(&mut listing, Some(classes));
+    }
     let target = match (&options.classes, &options.class_order) {
         (None, Some(order)) => classes::are_those_of(&listing, order)?.then_some(order),
         (classes, _) => classes.as_ref(),
