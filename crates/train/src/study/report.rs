@@ -267,15 +267,16 @@ impl Report<'_> {
         let mut lines: Vec<String> = Some(file.about.clone()).filter(|about| !about.is_empty()).into_iter().collect();
         lines.push(format!("{finished} of {all} runs are finished."));
         for data in study.data() {
-            let name = if study.data().len() > 1 { format!("{}: ", data.name) } else { String::new() };
+            let several = study.data().len() > 1;
+            let accuracy = if several { format!("{}: accuracy", data.name) } else { "Accuracy".into() };
             lines.push(match &data.test {
                 TestImages::HeldOut => format!(
-                    "{name}there are no images for tests; accuracy is that of the last weights on {} images held out of \
-                     training, measured once, and nothing is chosen by it.",
+                    "{accuracy} is that of the last weights on {} images held out of training, for lack of test images; they \
+                     are looked at once, and nothing is chosen by them.",
                     data.validation_images
                 ),
                 _ => format!(
-                    "{name}accuracy is that of the last weights on {}, measured once. Test images choose nothing; {} \
+                    "{accuracy} is that of the last weights on {}, measured once. Test images choose nothing; {} \
                      validation images are held out of training.",
                     data.test_name(),
                     data.validation_images
