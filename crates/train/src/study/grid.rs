@@ -220,8 +220,9 @@ impl Expansion<'_> {
             recipe = read(name.as_str().unwrap_or_default())?;
         }
         let of_model = leaves("", &model.given.set);
-        // Axes may change the model itself, which both stages share.
-        let options = of_model.iter().chain(place.values.iter().flat_map(|(_, value)| &value.settings));
+        // Axes of either stage may change the model itself, which both share.
+        let of_places = place.pretrain_values.iter().chain(&place.values).flat_map(|(_, value)| &value.settings);
+        let options = of_model.iter().chain(of_places);
         let options: Vec<String> = options.filter_map(|(key, value)| option(key, value)).collect();
         let of_recipe = |(key, value): &(String, Value)| {
             (![RECIPE, IMAGE_SIZE].contains(&key.as_str()) && !key.starts_with(OPTION))
