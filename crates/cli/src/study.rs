@@ -312,7 +312,7 @@ impl Work<'_> {
         let mut begun = match begun {
             Begun::Here(begun) => begun,
             Begun::Elsewhere => return Ok(RunOutcome::Elsewhere),
-            Begun::Finished(_) => return Ok(RunOutcome::Finished),
+            Begun::Finished => return Ok(RunOutcome::Finished),
         };
         announce(name, run, &begun);
         let held = begun.from.as_ref().map_or(0, |from| {

@@ -79,7 +79,7 @@ pub enum Begun {
     /// Another process is at it.
     Elsewhere,
     /// It was finished meanwhile.
-    Finished(StudyResult),
+    Finished,
 }
 
 /// A run that was begun.
@@ -200,8 +200,8 @@ impl Study {
             Err(error) => return Err(error.into()),
         };
         // Another process may have finished it while this one looked.
-        if let Some(result) = self.result(run)? {
-            return Ok(Begun::Finished(result));
+        if self.result(run)?.is_some() {
+            return Ok(Begun::Finished);
         }
         if let Some(folder) = there {
             let snapshot = folder.last().open()?.snapshot;
