@@ -14,6 +14,7 @@ mod data;
 mod estimate;
 mod file;
 mod grid;
+mod measure;
 mod page;
 mod report;
 mod result;
@@ -23,20 +24,13 @@ mod summary;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use vit_data::Samples;
-use vit_graph::cost::Cost;
-use vit_graph::device::Device;
-use vit_models::{Mode, ProblemType};
 use vit_system::{atomic_file, regular_file};
 
 use crate::error::TrainError;
-use crate::evaluate::probe::{NearestNeighbours, ProbeOptions, probe};
-use crate::evaluate::{EvaluationOptions, evaluate, evaluation_batch};
 use crate::recipe::Recipe;
-use crate::run::folder::{Existing, RunError, RunFolder, columns};
+use crate::run::folder::{Existing, RunError, RunFolder};
 use crate::run::saving::Snapshot;
 use crate::run::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
-use crate::run::trainer::{Finished, TrainerOptions, training_step};
 pub(crate) use data::name as data_name;
 pub use data::{StudyData, TestImages};
 pub use estimate::RunEstimate;
@@ -216,138 +210,6 @@ impl Study {
             Err(RunError::Busy { .. }) => Ok(Begun::Elsewhere),
             Err(error) => Err(error.into()),
         }
-    }
-
-    /// Measures the last weights of a trained run on the test images, and writes its result.
-    pub fn finish(
-        &self,
-        run: &StudyRun,
-        begun: &BegunRun,
-        finished: &Finished,
-        device: &dyn Device,
-        options: &TrainerOptions,
-    ) -> Result<StudyResult, TrainError> {
-        let position = &finished.position;
-        let rows = begun.folder.rows()?;
-        let last = |column: &str| {
-            let mut values =
-                rows.iter().rev().filter(|row| row.step == position.step).filter_map(|row| row.get(column));
-            values.next().filter(|value| value.is_finite())
-        };
-        let metric = match begun.setup.config.problem_type {
-            _ if begun.setup.recipe.is_pretraining() => columns::VAL_NEIGHBOURS,
-            ProblemType::SingleLabel => columns::VAL_TOP1,
-            ProblemType::MultiLabel => columns::VAL_MAP,
-        };
-        let mut result = self.unmeasured(run, begun, options, position.step)?;
-        result.seconds = position.seconds;
-        result.seen = position.images;
-        result.metric = metric.into();
-        result.validation = last(metric);
-        if run.stage == Stage::Training {
-            let data = &self.grid.data[run.data_index];
-            match data.test_samples(&begun.setup.config.labels)? {
-                Some(test) => {
-                    let how = EvaluationOptions {
-                        batch: evaluation_batch(&begun.setup.recipe),
-                        threads: options.threads,
-                        worst: 0,
-                    };
-                    let Snapshot { config, mut weights, .. } = begun.folder.last().open()?.snapshot;
-                    let outcome = evaluate(device, &config, &mut weights, test.as_ref(), &how, |_, _| true)?;
-                    let outcome = outcome.filter(|outcome| outcome.non_finite.is_empty());
-                    let Some(outcome) = outcome else { return self.diverged(run, begun, options, position.step) };
-                    result.score = Some(outcome.evaluation.score().1).filter(|score| score.is_finite());
-                    result.loss = Some(outcome.evaluation.loss()).filter(|loss| loss.is_finite());
-                    result.test_images = outcome.evaluation.samples();
-                }
-                None => {
-                    result.score = result.validation;
-                    result.loss = last(columns::VAL_LOSS);
-                    result.test_images = begun.setup.validation.as_ref().map_or(0, |held_out| held_out.len());
-                }
-            }
-            if result.score.is_none() {
-                return self.diverged(run, begun, options, position.step);
-            }
-        }
-        if let Some(pretraining) = self.pretraining_of(run) {
-            result.few_shot = self.result(pretraining)?.map(|result| result.few_shot).unwrap_or_default();
-        } else if let Some(how) = &self.file.probe {
-            let data = &self.grid.data[run.data_index];
-            let images = data.probe_images(how.shots.iter().copied().max().unwrap_or(1))?;
-            let how = ProbeOptions {
-                batch: evaluation_batch(&begun.setup.recipe),
-                threads: options.threads,
-                shots: how.shots.clone(),
-                draws: how.draws.max(1),
-                seed: 0,
-                nearest: NearestNeighbours::default(),
-            };
-            let Snapshot { config, mut weights, .. } = begun.folder.last().open()?.snapshot;
-            if let Some(outcome) = probe(device, &config, &mut weights, &images, &how, |_, _| true)? {
-                let measured = outcome.few_shot.iter().filter(|few| few.l2.is_some());
-                result.few_shot = measured.map(|few| (few.shots, few.mean())).collect();
-                result.test_images = result.test_images.max(outcome.test);
-            }
-        }
-        result.write(&run.folder)?;
-        Ok(result)
-    }
-
-    /// Writes the result of a run whose loss was not finite after this step.
-    pub fn diverged(
-        &self,
-        run: &StudyRun,
-        begun: &BegunRun,
-        options: &TrainerOptions,
-        step: u64,
-    ) -> Result<StudyResult, TrainError> {
-        let result = StudyResult { diverged: true, ..self.unmeasured(run, begun, options, step)? };
-        result.write(&run.folder)?;
-        Ok(result)
-    }
-
-    /// The result of a run without its scores.
-    fn unmeasured(
-        &self,
-        run: &StudyRun,
-        begun: &BegunRun,
-        options: &TrainerOptions,
-        steps: u64,
-    ) -> Result<StudyResult, TrainError> {
-        let setup = &begun.setup;
-        let graph = setup.config.architecture.build(1, Mode::Inference)?;
-        let step = Cost::of(&training_step(setup, options)?.graph).flops() as f64;
-        let pretraining = self.pretraining_of(run).map(|run| self.result(run)).transpose()?.flatten();
-        Ok(StudyResult {
-            run: run.name.clone(),
-            stage: run.stage,
-            model: run.model.clone(),
-            family: run.family.clone(),
-            teacher: run.teacher.clone(),
-            parameters: Cost::of(&graph).parameters(),
-            seed: run.seed,
-            fraction: run.settings.fraction,
-            images: setup.data_report.samples.train,
-            steps,
-            seen: steps * setup.recipe.batch as u64,
-            flops: step * steps as f64,
-            seconds: 0.0,
-            pretraining: pretraining.map(|before| PretrainingCost {
-                images: before.images,
-                seen: before.seen,
-                flops: before.flops,
-                seconds: before.seconds,
-            }),
-            metric: columns::VAL_TOP1.into(),
-            validation: None,
-            score: None,
-            loss: None,
-            test_images: 0,
-            few_shot: Default::default(),
-            diverged: false,
-        })
     }
 
     /// All results so far that the study is about, in the order of the runs.
