@@ -90,8 +90,12 @@ fn a_study_is_carried_out_once_and_can_grow() {
     assert_eq!(more.out.lines().count(), 5);
 
     // Runs with other settings are refused.
-    let other = vit(study(&data, &out, MODELS, &["--set", "seed=7"])).code(1);
-    assert!(other.err.contains("`seed = 0`, now `seed = 7`") && other.err.contains("another folder"), "{}", other.err);
+    let other = vit(study(&data, &out, MODELS, &["--set", "schedule.rate=5e-4"])).code(1);
+    assert!(
+        other.err.contains("`rate = 0.001`, now `rate = 0.0005`") && other.err.contains("another folder"),
+        "{}",
+        other.err
+    );
 }
 
 #[test]
@@ -142,7 +146,8 @@ fn mistakes_are_explained() {
     assert!(wrong("resnet18_cifr", &[]).contains("no model named `resnet18_cifr`"));
     assert!(wrong("P/8@32,vit_pico_patch8_32", &[]).contains("vit_pico_patch8_32 is in the study twice"));
     assert!(wrong(MODELS, &["--set", "length=3 epochs"]).contains("same number of steps"));
-    assert!(wrong(MODELS, &["--set", "P/9@36:seed=1"]).contains("P/9@36"));
+    assert!(wrong(MODELS, &["--set", "P/9@36:batch=1"]).contains("P/9@36"));
+    assert!(wrong(MODELS, &["--set", "seed=7"]).contains("`seeds`, a list"));
     assert!(wrong(MODELS, &["--set", "lenet5_relu_cifar:sed=1"]).contains("did you mean `seed`?"));
     assert!(wrong(MODELS, &["--teacher", "resnet18_cifar"]).contains("one of the study's models"));
     assert!(wrong("P/8@32,deit_pico_distilled_patch8_32", &[]).contains("no convolutional model"));

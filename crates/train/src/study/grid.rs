@@ -230,6 +230,14 @@ impl Expansion<'_> {
         };
         let settings: Vec<String> =
             leaves("", set).iter().chain(&of_model).chain(values()).filter_map(of_recipe).collect();
+        if settings
+            .iter()
+            .map(String::as_str)
+            .chain(model.own.iter().copied())
+            .any(|setting| setting.starts_with("seed="))
+        {
+            return Err(wrong("a study has `seeds`, a list, instead of the recipe's seed".into()).into());
+        }
         let set_all = |recipe: &mut Recipe, settings: &[String]| {
             recipe.set_all(settings.iter().map(String::as_str)).map_err(TrainError::from)
         };
