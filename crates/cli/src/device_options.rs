@@ -56,6 +56,11 @@ impl DeviceArguments {
     pub fn inference(self) -> DeviceOptions {
         self.placement.in_precision(self.precision.precision.unwrap_or_default())
     }
+
+    /// The precision for training.
+    pub fn training(self) -> anyhow::Result<TrainingPrecision> {
+        self.precision.for_training()
+    }
 }
 
 impl PrecisionArgument {

@@ -65,6 +65,12 @@ impl<'a> Planned<'a> {
     }
 }
 
+/// The memory of a run in one line.
+pub fn of_workload(device: &dyn Device, workload: &Workload) -> anyhow::Result<String> {
+    let memory = RunMemory::new(workload, &|graph: &Graph| device.plan(graph), before(device.free_memory()))?;
+    Ok(line(&memory))
+}
+
 /// Plans a run for an H100 or H200 on a machine without one.
 pub fn without_gpu(setup: &Setup, options: &TrainerOptions, precision: Precision) -> anyhow::Result<RunMemory> {
     let plan = |graph: &Graph| vit_cuda::plan_without_gpu(graph, precision);
@@ -98,11 +104,15 @@ fn refusal(memory: &RunMemory, shortage: &Shortage, workload: &Workload, found: 
 
 /// Prints in one line the memory of a run.
 pub fn announce(memory: &RunMemory) {
+    terminal::note(line(memory));
+}
+
+fn line(memory: &RunMemory) -> String {
     let gpu = match memory.device() {
         0 => String::new(),
         device => format!(", and {} of the GPU's", amount(device)),
     };
-    terminal::note(format_args!("memory: up to {}{gpu}", amount(memory.host())));
+    format!("memory: up to {}{gpu}", amount(memory.host()))
 }
 
 /// Prints the whole plan.

@@ -196,3 +196,38 @@ fn unreadable_images_are_said_and_too_many_in_validation_stop_the_run() {
     assert!(strict.err.contains("more than the 0.0% allowed"), "{}", strict.err);
     vit(["train", "--data", "photos", "--max-unreadable", "much"]).code(2);
 }
+
+#[test]
+fn evaluations_have_an_interval_count_by_real_labels_and_read_numbered_folders() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(&folder.join("photos"), &CLASSES, 10);
+    train(folder, &[]).code(0);
+    // ImageNet-V2's folders are the numbers of classes; file names are unique, as ImageNet's.
+    for (class, (_, shade)) in CLASSES.iter().enumerate() {
+        images(&folder.join("drawn"), &[("x", *shade)], 3);
+        std::fs::create_dir_all(folder.join(format!("numbered/{class}"))).unwrap();
+        for image in 0..3 {
+            let to = format!("numbered/{class}/val_{}.bmp", 2 * image + class);
+            std::fs::rename(folder.join(format!("drawn/x/{image}.bmp")), folder.join(to)).unwrap();
+        }
+    }
+    let eval = |more: &[&str]| vit_in(folder, [&["eval", "run one", "--data", "numbered"], more].concat());
+    let plain = eval(&[]).code(0);
+    assert!(plain.err.contains("class folders are numbers"), "{}", plain.err);
+    let top1 = plain.out.lines().find(|line| line.starts_with("top-1")).unwrap();
+    assert!(top1.contains("95% interval"), "{top1}");
+    let json = eval(&["--json"]).code(0).json();
+    let top1 = json["top1"].as_f64().unwrap();
+    assert!(json["top1_interval"][0].as_f64().unwrap() <= top1 && top1 <= json["top1_interval"][1].as_f64().unwrap());
+
+    // Six images in the order of their names; every class is right for two, none for one, and the label for three.
+    std::fs::write(folder.join("real.json"), "[[0, 1], [1], [], [0, 1], [0], [1]]").unwrap();
+    let json = eval(&["--json", "--real", "real.json"]).code(0).json();
+    assert_eq!((json["real"]["images"].as_u64(), json["real"]["left_out"].as_u64()), (Some(5), Some(1)), "{json}");
+    let right = (json["real"]["accuracy"].as_f64().unwrap() * 5.0).round();
+    assert!((2.0..=5.0).contains(&right), "{json}");
+    assert!(eval(&["--real", "real.json"]).code(0).out.contains("ReaL accuracy"));
+    std::fs::write(folder.join("short.json"), "[[0]]").unwrap();
+    assert!(eval(&["--real", "short.json"]).code(1).err.contains("labels of 1 images, and there are 6"));
+}

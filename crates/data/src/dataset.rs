@@ -123,8 +123,14 @@ pub enum Validation {
 }
 
 impl Validation {
-    /// The meaning of an argument: the name of a split, or else the path of a dataset.
+    /// The argument that means [`Validation::HeldOut`].
+    pub const HELD_OUT: &str = "held-out";
+
+    /// The meaning of an argument: the name of a split, `held-out`, or else the path of a dataset.
     pub fn from_argument(argument: &Path) -> Self {
+        if argument.to_str() == Some(Self::HELD_OUT) {
+            return Validation::HeldOut;
+        }
         match argument.to_str().and_then(Split::from_name) {
             Some(split) => Validation::Split(split),
             None => Validation::Path(argument.to_owned()),
@@ -213,6 +219,9 @@ pub fn open(path: &Path, options: &DatasetOptions) -> Result<Splits, DatasetErro
 /// Divides the samples of a listing into splits.
 fn divide(mut listing: Listing, options: &DatasetOptions) -> Result<Splits, DatasetError> {
     let all: Vec<u32> = (0..listing.len() as u32).collect();
+    if let Some(classes) = &options.classes {
+        classes::number_folders(&mut listing, Some(classes));
+    }
     let target = match (&options.classes, &options.class_order) {
         (None, Some(order)) => classes::are_those_of(&listing, order)?.then_some(order),
         (classes, _) => classes.as_ref(),
@@ -270,6 +279,8 @@ pub struct OpenedSplit {
     pub empty: Vec<String>,
     /// Skipped samples.
     pub skipped: Vec<Skipped>,
+    /// Whether class folders are numbers that mean the classes of these indices, whatever their order as text.
+    pub numbered: bool,
 }
 
 /// Opens one split of the dataset at `path`; by default the validation split, else the test split, else all samples.
@@ -302,10 +313,11 @@ fn select(
         Some(split) => listing.members(split),
         None => (0..listing.len() as u32).collect(),
     };
+    let numbered = classes::number_folders(&mut listing, classes);
     let classes = classes::resolve(&mut listing, classes, &chosen)?.into();
     let (format, empty, skipped) = (listing.format, listing.empty.clone(), listing.skipped.clone());
     let samples = Arc::new(Dataset::new(listing, classes, &options.decode).part(chosen));
-    Ok(OpenedSplit { samples, split, format, empty, skipped })
+    Ok(OpenedSplit { samples, split, format, empty, skipped, numbered })
 }
 
 fn check_options(options: &DatasetOptions) -> Result<(), DatasetError> {

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
+use serde_json::{Map, Value};
 use vit_graph::ops::Parameter;
 use vit_graph::{Graph, GraphError, Tensor};
 
-use crate::config::{Config, Configured};
+use crate::config::{Arguments, Config, Configured};
 use crate::layers::{Building, Mode};
 use crate::variant::Variant;
 use crate::vit::{Masks, Pretraining};
@@ -268,6 +269,18 @@ impl Architecture {
         Ok(Weights { tensors: weights.tensors.into_iter().map(named).collect(), metadata: weights.metadata })
     }
 
+    /// Changes options by name: those of the constructor in timm, such as `depth`, and those that only models of this project
+    /// have, such as a Vision Transformer's `positions`.
+    pub fn set_options(&mut self, options: &Map<String, Value>) -> Result<(), String> {
+        let single = |name: &str, value: &Value| Map::from_iter([(name.to_string(), value.clone())]);
+        let (ours, of_timm): (Map<_, _>, Map<_, _>) = (options.clone().into_iter()).partition(|(name, value)| {
+            self.clone().configure_extra(&Arguments::new("this project", &single(name, value))).is_ok()
+        });
+        self.configure(&Arguments::new("timm", &of_timm))?;
+        self.configure_extra(&Arguments::new("this project", &ours))?;
+        self.contradiction().map_or(Ok(()), Err)
+    }
+
     /// All parameters: the model's, then those that only pre-training has.
     pub fn parameters(&self) -> Result<Vec<Parameter>, GraphError> {
         let graph = self.build(1, Mode::Inference)?;
@@ -378,5 +391,35 @@ impl PartialEq for Architecture {
 impl Debug for Architecture {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use crate::variant;
+    use crate::vit::{Positions, Vit};
+
+    #[test]
+    fn options_have_the_names_of_timm_or_of_this_project() {
+        let with = |options: serde_json::Value| {
+            let mut model = variant("P/4@32").unwrap().architecture;
+            model.set_options(options.as_object().unwrap()).map(|()| model.downcast_ref::<Vit>().unwrap().clone())
+        };
+        let small = with(json!({"depth": 3, "embed_dim": 32})).unwrap();
+        assert_eq!((small.depth, small.dim, small.mlp_dim), (3, 32, 64));
+        assert_eq!(with(json!({"pos_embed": "none"})).unwrap().positions, Positions::None);
+        assert_eq!(with(json!({"positions": "learned_2d", "depth": 2})).unwrap().positions, Positions::Learned2d);
+        assert!(with(json!({"positions": "relative"})).unwrap().relative_bias.is_some());
+        assert!(with(json!({"dept": 3})).unwrap_err().contains("`dept`"));
+        assert!(with(json!({"num_heads": 5})).unwrap_err().contains("5 heads"));
+        assert!(
+            variant("resnet18_cifar")
+                .unwrap()
+                .architecture
+                .set_options(json!({"depth": 3}).as_object().unwrap())
+                .is_err()
+        );
     }
 }

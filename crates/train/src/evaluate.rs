@@ -3,11 +3,13 @@
 pub(crate) mod evaluator;
 mod features;
 pub(crate) mod held_out;
+pub(crate) mod interval;
 pub mod metrics;
 pub(crate) mod neighbours;
 pub(crate) mod pairs;
 pub mod probe;
 pub(crate) mod pseudo_labels;
+pub(crate) mod real;
 pub(crate) mod report;
 
 use vit_data::Samples;
@@ -119,8 +121,19 @@ pub struct EvaluationOutcome {
     pub evaluation: TaskEvaluation,
     /// Samples that could not be read: name and reason.
     pub unreadable: Vec<Unreadable>,
+    /// The most likely class of every sample that could be read; empty if there are no classes, or any number per image.
+    pub predictions: Vec<Prediction>,
     /// Names of samples whose logits are NaN or infinite. If there are any, the metrics are void.
     pub non_finite: Vec<String>,
+}
+
+/// The most likely class of a sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Prediction {
+    /// The sample's index.
+    pub sample: usize,
+    /// The class.
+    pub class: u32,
 }
 
 /// Runs a model with these parameters over all samples. `progress` is called with the number of samples done and their

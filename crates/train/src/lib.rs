@@ -25,15 +25,18 @@ mod run;
 pub mod scaling;
 mod step;
 mod study;
+mod suite;
 
 pub use error::{Kept, TrainError};
 pub use evaluate::held_out::{EvaluatedSplit, EvaluationImages, SplitsOfRun, open_for_evaluation, splits_of_run};
+pub use evaluate::interval::wilson_interval;
 pub use evaluate::metrics;
 pub use evaluate::pairs::{PairEvaluation, PairMetrics};
 pub use evaluate::probe;
 pub use evaluate::pseudo_labels::{PseudoLabel, PseudoLabelChoice};
+pub use evaluate::real::{RealAccuracy, RealLabels};
 pub use evaluate::report::{evaluation_json, write_evaluation};
-pub use evaluate::{EvaluationOptions, EvaluationOutcome, TaskEvaluation, evaluate};
+pub use evaluate::{EvaluationOptions, EvaluationOutcome, Prediction, TaskEvaluation, evaluate};
 pub use json::finite_json;
 pub use processes::Processes;
 pub use recipe::*;
@@ -56,4 +59,8 @@ pub use step::optimiser::{Optimiser, OptimiserMethod};
 pub use step::schedule::{CosineRamp, Decay, Schedule};
 pub use step::sharding::{ShardedState, ShardedTensor, Sharding};
 pub use step::{StepError, StepOptions, StepParameters, TrainingStep};
-pub use study::{BegunRun, Study, StudyPlan, StudyResult, StudyRun, StudyTable};
+pub use study::{
+    Begun, BegunRun, OneOrMany, PretrainStage, PretrainingCost, RunEstimate, SampleSize, Spread, Stage, Study,
+    StudyData, StudyFile, StudyMachine, StudyModel, StudyProbe, StudyResult, StudyRun, StudyTable, TestImages,
+};
+pub use suite::{SuiteFile, SuiteGroup, SuiteProtocol, SuiteReport, SuiteRow};

@@ -70,6 +70,8 @@ pub enum BatchNormSetting {
 #[allow(missing_docs)]
 pub struct ModelSettings {
     pub start: Initialisation,
+    #[serde(default)]
+    pub options: Vec<String>,
     pub drop_path: f64,
     pub dropout: f64,
     pub attention_dropout: f64,
@@ -429,6 +431,14 @@ impl Recipe {
             }
         };
         Schedule { base: s.rate * larger, steps, warmup: span(s.warmup), cooldown: span(s.cooldown), decay }
+    }
+
+    /// Changes a named model by this recipe's options.
+    pub fn configure(&self, architecture: &mut Architecture) -> Result<(), RecipeError> {
+        let options = self.model.options.iter().map(|option| keys::option(option)).collect::<Result<_, _>>()?;
+        let wrong =
+            |what| RecipeError::Value { key: "model.options".into(), what: format!("cannot be followed: {what}") };
+        if self.model.options.is_empty() { Ok(()) } else { architecture.set_options(&options).map_err(wrong) }
     }
 
     /// Gives a model the dropout and stochastic depth of this recipe.

@@ -1,114 +1,79 @@
-//! A study: several models, each trained on several fractions of a dataset with the same number of steps, with a table and a
-//! plot of the results. Every run is an ordinary run folder. An interrupted study continues, and models and fractions can be
-//! added to a finished one.
+//! A study: a grid of runs (models, datasets, amounts of data, seeds, any setting of a recipe), with tables and figures of the
+//! results. Every run is an ordinary run folder. An interrupted study continues, several processes share one, and a finished
+//! one can grow.
 //!
 //! ```text
-//! STUDY/study.toml                the settings that all runs share
-//! STUDY/runs/MODEL-FRACTION/      a run, and its result.json when it is finished
-//! STUDY/results.csv, results.md   one row per run; one row per model
-//! STUDY/results.svg, results.png  accuracy against training images
+//! STUDY/study.toml              the study as it was last started
+//! STUDY/runs/NAME/              a run, the settings that it was planned with, and its result.json when it is finished
+//! STUDY/results.csv             one row per run
+//! STUDY/results.md, index.html  tables; tables and figures on one page
+//! STUDY/results.svg, .png       accuracy, and for each few-shot accuracy few-shot-N.svg, .png
 //! ```
 
+mod data;
+mod estimate;
+mod file;
+mod grid;
+mod measure;
+mod page;
 mod report;
+mod result;
+mod run;
+mod summary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-use vit_graph::cost::Cost;
-use vit_models::{Mode, ProblemType, Variant};
 use vit_system::{atomic_file, regular_file};
 
 use crate::error::TrainError;
-use crate::recipe::{Recipe, Span, Teaching};
-use crate::run::folder::{Existing, RunError, RunFolder, columns};
+use crate::recipe::Recipe;
+use crate::run::folder::{Existing, RunError, RunFolder};
 use crate::run::saving::Snapshot;
 use crate::run::setup::{ChangedData, Launch, ModelChoice, RunSettings, Setup, named_variant};
-use crate::run::trainer::Finished;
+pub(crate) use data::name as data_name;
+pub use data::{StudyData, TestImages};
+pub use estimate::RunEstimate;
+pub use file::{OneOrMany, PretrainStage, StudyFile, StudyModel, StudyProbe};
+use grid::{Grid, expand};
 pub use report::StudyTable;
+pub use result::{PretrainingCost, StudyResult};
+pub(crate) use run::slug as file_name;
+pub use run::{SampleSize, Stage, StudyRun};
+pub use summary::Spread;
 
 const SETTINGS: &str = "study.toml";
-const RUNS: &str = "runs";
-const RESULT: &str = "result.json";
+const PLANNED: &str = "planned.toml";
 
-/// The plan of a study.
+/// A study in its folder.
+pub struct Study {
+    path: PathBuf,
+    file: StudyFile,
+    launch: Launch,
+    grid: Grid,
+}
+
+/// What a study is opened with besides its file.
 #[derive(Debug, Clone, PartialEq)]
-pub struct StudyPlan {
-    /// The models, by name.
-    pub models: Vec<String>,
-    /// The fractions of the training images, each above 0 and at most 1.
-    pub fractions: Vec<f64>,
-    /// The teacher of models with a distillation head, one of the study's models; by default its largest convolutional one.
-    pub teacher: Option<String>,
-    /// The settings of all runs; model and fraction are replaced.
-    pub settings: RunSettings,
-    /// The recipe of all runs.
-    pub recipe: Recipe,
+pub struct StudyMachine {
     /// Settings of single models, in addition: model and `KEY=VALUE`.
     pub own: Vec<(String, String)>,
+    /// The largest share of images that may be unreadable.
+    pub max_unreadable: f64,
+    /// The precision of all runs.
+    pub precision: String,
     /// How the study was started.
     pub launch: Launch,
 }
 
-/// One run of a study.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StudyRun {
-    /// The model's name.
-    pub model: String,
-    /// The model's family.
-    pub family: String,
-    /// The fraction of the training images.
-    pub fraction: f64,
-    /// Its folder.
-    pub folder: PathBuf,
-    /// Its recipe.
-    pub recipe: Recipe,
-    /// Its teacher.
-    pub teacher: Option<String>,
-    /// Settings of the recipe without effect on the model, one line each.
-    pub left_out: Vec<String>,
-}
-
-/// The result of one run: `result.json` of its folder.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StudyResult {
-    /// The model's name.
-    pub model: String,
-    /// The model's family.
-    pub family: String,
-    /// Its teacher.
-    pub teacher: Option<String>,
-    /// Its parameters.
-    pub parameters: u64,
-    /// The fraction of the training images.
-    pub fraction: f64,
-    /// The number of training images.
-    #[serde(rename = "pictures")]
-    pub images: usize,
-    /// Steps taken.
-    pub steps: u64,
-    /// Images seen, with repetitions.
-    pub seen: u64,
-    /// Seconds of training and evaluation, over all sessions.
-    pub seconds: f64,
-    /// The metric of the score: `val/top1`, or `val/map` for images with several labels.
-    pub metric: String,
-    /// The score after the last step.
-    pub score: f64,
-    /// The validation loss after the last step.
-    pub loss: f64,
-}
-
-impl StudyResult {
-    /// The usual name of the metric.
-    pub fn metric_name(&self) -> &str {
-        match self.metric.as_str() {
-            "val/top1" => "top-1",
-            "val/map" => "mAP",
-            other => other,
-        }
-    }
+/// A run that may be carried out now, or why not.
+pub enum Begun {
+    /// It is begun or continued here.
+    Here(Box<BegunRun>),
+    /// Another process is at it.
+    Elsewhere,
+    /// It was finished meanwhile.
+    Finished,
 }
 
 /// A run that was begun.
@@ -121,253 +86,141 @@ pub struct BegunRun {
     pub from: Option<Snapshot>,
 }
 
-/// A study in its folder.
-pub struct Study {
-    path: PathBuf,
-    title: String,
-    settings: RunSettings,
-    launch: Launch,
-    runs: Vec<StudyRun>,
-}
-
 impl Study {
-    /// Begins a study in a folder, or continues the one in it.
-    pub fn open(path: &Path, plan: StudyPlan) -> Result<Study, TrainError> {
+    /// Plans a study in a folder. Nothing is written; runs that were begun with other settings are an error. `read` finds
+    /// recipes by their name or file.
+    pub fn open<E: From<TrainError>>(
+        path: &Path,
+        mut file: StudyFile,
+        machine: StudyMachine,
+        read: &dyn Fn(&str) -> Result<Recipe, E>,
+    ) -> Result<Study, E> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        let runs = plan.runs(&path)?;
-        let file = |path: &Path| {
-            let path = path.to_path_buf();
-            move |error: std::io::Error| TrainError::Config { path, what: error.to_string() }
+        let base = RunSettings {
+            model: String::new(),
+            data: PathBuf::new(),
+            validation: None,
+            template: None,
+            validation_fraction: file.validation_fraction,
+            fraction: 1.0,
+            max_unreadable: machine.max_unreadable,
+            skip_non_finite: false,
+            precision: machine.precision,
         };
-        fs::create_dir_all(path.join(RUNS)).map_err(file(&path))?;
-        let (settings, text) = (path.join(SETTINGS), plan.to_toml());
-        match regular_file::read_to_string(&settings) {
-            Ok(before) if normalised(&before) != normalised(&text) => {
-                let (was, is) = first_difference(&normalised(&before), &normalised(&text));
-                let what = format!(
-                    "this study was begun with other settings (`{was}`, now `{is}`), so its runs cannot be compared \
-                     with new ones; choose another folder"
-                );
-                return Err(TrainError::Config { path: settings, what });
-            }
-            Ok(_) => {}
-            Err(_) => atomic_file::write(&settings, text.as_bytes()).map_err(file(&settings))?,
+        let grid = expand(&path, &file, &machine.own, &base, read)?;
+        if file.name.is_empty() {
+            file.name = grid::usual_name(&file);
         }
-        let data = plan.settings.data.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-        let title = format!("{data}: {} of {} images for every model", plan.recipe.length, plan.recipe.batch);
-        Ok(Study { path, title, settings: plan.settings, launch: plan.launch, runs })
+        let study = Study { path, file, launch: machine.launch, grid };
+        study.runs().iter().try_for_each(|run| study.check_planned(run))?;
+        Ok(study)
     }
 
-    /// Its runs in their order: teachers come before their students.
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its file.
+    pub fn file(&self) -> &StudyFile {
+        &self.file
+    }
+
+    /// Its runs in their order: those that others need come first.
     pub fn runs(&self) -> &[StudyRun] {
-        &self.runs
+        &self.grid.runs
+    }
+
+    /// Its datasets, without that of pre-training.
+    pub fn data(&self) -> &[StudyData] {
+        &self.grid.data
     }
 
     /// The result of a run, if it is finished.
     pub fn result(&self, run: &StudyRun) -> Result<Option<StudyResult>, TrainError> {
-        let path = run.folder.join(RESULT);
-        let Ok(text) = regular_file::read_to_string(&path) else { return Ok(None) };
-        let unreadable = |e: serde_json::Error| TrainError::Config { path: path.clone(), what: e.to_string() };
-        serde_json::from_str(&text).map(Some).map_err(unreadable)
+        StudyResult::read(&run.folder)
+    }
+
+    /// Whether all runs that it needs are finished.
+    pub fn is_ready(&self, run: &StudyRun) -> Result<bool, TrainError> {
+        let mut needed = run.needs.iter().filter_map(|name| self.run(name));
+        needed.try_fold(true, |ready, run| Ok(ready && self.result(run)?.is_some()))
+    }
+
+    fn run(&self, name: &str) -> Option<&StudyRun> {
+        self.runs().iter().find(|run| run.name == *name)
+    }
+
+    /// The run that pre-trained another one's model.
+    fn pretraining_of(&self, run: &StudyRun) -> Option<&StudyRun> {
+        run.start.as_deref().and_then(|name| self.run(name))
+    }
+
+    /// Refuses to go on with a run that was begun with other settings.
+    fn check_planned(&self, run: &StudyRun) -> Result<(), TrainError> {
+        let path = run.folder.join(PLANNED);
+        let Ok(before) = regular_file::read_to_string(&path) else {
+            let begun = ["config.toml", "result.json"].iter().any(|name| run.folder.join(name).exists());
+            let what = "the run was begun by an earlier version, which measured other images; choose another folder";
+            return if begun {
+                Err(TrainError::Config { path: run.folder.clone(), what: what.into() })
+            } else {
+                Ok(())
+            };
+        };
+        let Some((was, is)) = run::difference(&before, &run.planned()) else { return Ok(()) };
+        let what = format!(
+            "this run was begun with other settings (`{was}`, now `{is}`), so it cannot be compared with new ones; choose \
+             another folder"
+        );
+        Err(TrainError::Config { path, what })
     }
 
     /// Begins a run, or continues it.
-    pub fn begin(&self, run: &StudyRun) -> Result<BegunRun, TrainError> {
+    pub fn begin(&self, run: &StudyRun) -> Result<Begun, TrainError> {
+        let file = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error: std::io::Error| TrainError::Config { path, what: error.to_string() }
+        };
+        fs::create_dir_all(&run.folder).map_err(file(&run.folder))?;
+        self.check_planned(run)?;
+        let (planned, settings) = (run.folder.join(PLANNED), self.path.join(SETTINGS));
+        atomic_file::write(&settings, self.file.to_toml().as_bytes()).map_err(file(&settings))?;
+        atomic_file::write(&planned, run.planned().as_bytes()).map_err(file(&planned))?;
         let there = match RunFolder::resume(&run.folder) {
             Ok(folder) => Some(folder).filter(|folder| !folder.last().is_empty()),
             Err(RunError::NotARun { .. }) => None,
+            Err(RunError::Busy { .. }) => return Ok(Begun::Elsewhere),
             Err(error) => return Err(error.into()),
         };
+        // Another process may have finished it while this one looked.
+        if self.result(run)?.is_some() {
+            return Ok(Begun::Finished);
+        }
         if let Some(folder) = there {
             let snapshot = folder.last().open()?.snapshot;
             let setup = Setup::resume(&folder, &snapshot, ChangedData::Refuse)?;
-            return Ok(BegunRun { setup, folder, from: Some(snapshot) });
+            return Ok(Begun::Here(Box::new(BegunRun { setup, folder, from: Some(snapshot) })));
         }
-        let settings = RunSettings { model: run.model.clone(), fraction: run.fraction, ..self.settings.clone() };
-        let setup = Setup::new(ModelChoice::Named(&run.model), None, settings, run.recipe.clone())?;
-        if setup.validation.is_none() {
-            return Err(TrainError::Unsuitable(
-                "a study needs images to evaluate on, and this dataset has no validation or test split; name one"
-                    .into(),
-            ));
+        let checkpoint = run.finetunes.then(|| PathBuf::from(&run.settings.model));
+        let choice = checkpoint.as_deref().map_or(ModelChoice::Named(&run.model), ModelChoice::Checkpoint);
+        let setup = Setup::new(choice, run.image_size, run.settings.clone(), run.recipe.clone())?;
+        match RunFolder::create(&run.folder, &setup.to_toml(&self.launch), Existing::Replace) {
+            Ok(folder) => Ok(Begun::Here(Box::new(BegunRun { setup, folder, from: None }))),
+            Err(RunError::Busy { .. }) => Ok(Begun::Elsewhere),
+            Err(error) => Err(error.into()),
         }
-        let folder = RunFolder::create(&run.folder, &setup.to_toml(&self.launch), Existing::Replace)?;
-        Ok(BegunRun { setup, folder, from: None })
     }
 
-    /// Writes the result of a finished run.
-    pub fn finish(&self, run: &StudyRun, begun: &BegunRun, finished: &Finished) -> Result<StudyResult, TrainError> {
-        let position = &finished.position;
-        let path = run.folder.join(RESULT);
-        let metric = match begun.setup.config.problem_type {
-            ProblemType::SingleLabel => columns::VAL_TOP1,
-            ProblemType::MultiLabel => columns::VAL_MAP,
-        };
-        let rows = begun.folder.rows()?;
-        let last = rows.iter().rev().find(|row| row.step == position.step && row.get(metric).is_some());
-        let Some(last) = last else {
-            return Err(TrainError::Config {
-                path,
-                what: "the run was not evaluated after its last step; remove its folder and run the study again".into(),
-            });
-        };
-        if !last.values.iter().all(|(_, value)| value.is_finite()) {
-            let what = "the validation after the last step is NaN or infinite; lower schedule.rate".into();
-            return Err(TrainError::Config { path: run.folder.clone(), what });
-        }
-        let graph = begun.setup.config.architecture.build(1, Mode::Inference)?;
-        let result = StudyResult {
-            model: run.model.clone(),
-            family: run.family.clone(),
-            teacher: run.teacher.clone(),
-            parameters: Cost::of(&graph).parameters(),
-            fraction: run.fraction,
-            images: begun.setup.data_report.samples.train,
-            steps: position.step,
-            seen: position.images,
-            seconds: position.seconds,
-            metric: metric.into(),
-            score: last.get(metric).unwrap_or(f64::NAN),
-            loss: last.get(columns::VAL_LOSS).unwrap_or(f64::NAN),
-        };
-        let text = serde_json::to_string_pretty(&result).unwrap_or_default();
-        let failed = |error: std::io::Error| TrainError::Config { path: path.clone(), what: error.to_string() };
-        atomic_file::write(&path, format!("{text}\n")).map_err(failed)?;
-        Ok(result)
+    /// All results so far that the study is about, in the order of the runs.
+    pub fn results(&self) -> Result<Vec<(&StudyRun, StudyResult)>, TrainError> {
+        let stage = if self.file.finetune { Stage::Training } else { Stage::Pretraining };
+        let of_stage = self.runs().iter().filter(|run| run.stage == stage);
+        of_stage.filter_map(|run| Some(self.result(run).transpose()?.map(|result| (run, result)))).collect()
     }
 
-    /// All results so far, in the order of the runs.
-    pub fn results(&self) -> Result<Vec<StudyResult>, TrainError> {
-        let results = self.runs.iter().map(|run| self.result(run));
-        results.filter_map(Result::transpose).collect()
-    }
-
-    /// Writes the tables and the plot of all results so far; returns the files' names and the table.
-    pub fn report(&self) -> Result<([&'static str; 4], StudyTable), TrainError> {
-        report::write(&self.path, &self.title, &self.results()?)
-    }
-}
-
-impl StudyPlan {
-    /// The settings that runs must share to be comparable.
-    fn to_toml(&self) -> String {
-        let settings = RunSettings { model: String::new(), fraction: 1.0, ..self.settings.clone() };
-        let own = self.own.iter().map(|(model, setting)| toml::Value::String(format!("{model}:{setting}")));
-        let mut study = toml::Table::new();
-        study.insert("teacher".into(), self.teacher.clone().unwrap_or_default().into());
-        study.insert("own".into(), toml::Value::Array(own.collect()));
-        let [settings, study] = [toml::to_string(&settings), toml::to_string(&study)].map(Result::unwrap_or_default);
-        format!("{}\n[run]\n{settings}\n[study]\n{study}", self.recipe.to_toml())
-    }
-
-    /// All runs, smaller fractions first, teachers before students.
-    fn runs(&self, path: &Path) -> Result<Vec<StudyRun>, TrainError> {
-        let wrong = |what: String| Err(TrainError::Unsuitable(what));
-        if !matches!(self.recipe.length, Span::Steps(_)) {
-            return wrong(format!(
-                "length is {}, and that is more steps for more images; a study gives every run the same number of \
-                 steps, such as length=4000 steps",
-                self.recipe.length
-            ));
-        }
-        if let Some(fraction) = self.fractions.iter().find(|f| !(**f > 0.0 && **f <= 1.0)) {
-            return wrong(format!("a fraction of {fraction} of the images; fractions are above 0 and at most 1"));
-        }
-        let mut variants: Vec<Variant> = Vec::new();
-        for name in &self.models {
-            let variant = named_variant(name)?;
-            if variants.iter().any(|v| v.name == variant.name) {
-                return wrong(format!("the model {} is in the study twice", variant.name));
-            }
-            variants.push(variant);
-        }
-        if let Some((model, _)) = self.own.iter().find(|(model, _)| self.models.iter().all(|name| name != model)) {
-            return wrong(format!("there is a setting for {model}, which is not in the study"));
-        }
-        let teacher = self.teacher(&variants)?;
-        let mut fractions = self.fractions.clone();
-        fractions.sort_by(f64::total_cmp);
-        fractions.dedup();
-        // Stable: otherwise in the given order.
-        let mut order: Vec<usize> = (0..variants.len()).collect();
-        order.sort_by_key(|&index| variants[index].architecture.follows_teacher());
-        let mut runs = Vec::new();
-        for fraction in fractions {
-            for &index in &order {
-                let (variant, given) = (&variants[index], &self.models[index]);
-                let folder = |model: &str| path.join(RUNS).join(format!("{model}-{fraction}"));
-                let followed = teacher.filter(|_| variant.architecture.follows_teacher()).map(|t| t.name.clone());
-                let mut recipe = self.recipe.clone();
-                if let Some(teacher) = &followed {
-                    recipe.objective.teacher = folder(teacher).display().to_string();
-                    recipe.objective.distillation = Teaching::Hard;
-                }
-                let left_out = recipe.leave_out_for_one_of_many(&variant.name, &variant.architecture)?;
-                let own = self.own.iter().filter(|(model, _)| model == given).map(|(_, setting)| setting.as_str());
-                recipe.set_all(own)?;
-                runs.push(StudyRun {
-                    model: variant.name.clone(),
-                    family: variant.family.into(),
-                    fraction,
-                    folder: folder(&variant.name),
-                    recipe,
-                    teacher: followed,
-                    left_out,
-                });
-            }
-        }
-        Ok(runs)
-    }
-
-    /// The teacher of the models with a distillation head, if there are any.
-    fn teacher<'a>(&self, variants: &'a [Variant]) -> Result<Option<&'a Variant>, TrainError> {
-        let Some(student) = variants.iter().find(|v| v.architecture.follows_teacher()) else { return Ok(None) };
-        let able = || variants.iter().filter(|v| !v.architecture.follows_teacher());
-        if let Some(name) = &self.teacher {
-            let wanted = named_variant(name)?.name;
-            let found = able().find(|v| v.name == wanted);
-            return found.map(Some).ok_or_else(|| {
-                TrainError::Unsuitable(format!(
-                    "the teacher {wanted} must be one of the study's models, and no student"
-                ))
-            });
-        }
-        let mut largest: Option<(u64, &Variant)> = None;
-        for variant in able().filter(|v| v.architecture.tokens().is_none()) {
-            let parameters = Cost::of(&variant.architecture.build(1, Mode::Inference)?).parameters();
-            if largest.is_none_or(|(most, _)| parameters > most) {
-                largest = Some((parameters, variant));
-            }
-        }
-        largest.map(|(_, variant)| Some(variant)).ok_or_else(|| {
-            TrainError::Unsuitable(format!(
-                "{} follows a teacher, and there is no convolutional model in the study; add one, such as resnet18_cifar",
-                student.name
-            ))
-        })
-    }
-}
-
-/// The settings in `study.toml` without comments and the recipe's description, in which versions of this library differ.
-fn normalised(text: &str) -> String {
-    let parse = || {
-        let mut table: toml::Table = toml::from_str(text).ok()?;
-        let sections = ["run", "study"].into_iter().filter_map(|name| Some((name.to_string(), table.remove(name)?)));
-        let sections: toml::Table = sections.collect();
-        let recipe = Recipe { about: String::new(), ..Recipe::parse(&table.to_string()).ok()? };
-        Some(format!("{}\n{}", toml::to_string(&recipe).ok()?, toml::to_string(&sections).ok()?))
-    };
-    parse().unwrap_or_else(|| text.to_string())
-}
-
-/// The first line that differs between two texts, in both.
-fn first_difference(before: &str, now: &str) -> (String, String) {
-    let (mut a, mut b) = (before.lines(), now.lines());
-    loop {
-        match (a.next(), b.next()) {
-            (None, None) => return Default::default(),
-            (was, is) if was == is => {}
-            (was, is) => return (was.unwrap_or_default().to_string(), is.unwrap_or_default().to_string()),
-        }
+    /// Writes the tables, the figures and the page of all results so far; returns the files' names and the table.
+    pub fn report(&self) -> Result<(Vec<String>, StudyTable), TrainError> {
+        report::write(self, &self.results()?)
     }
 }

@@ -71,6 +71,11 @@ impl MachineArguments {
         }
     }
 
+    /// The usual options at a place.
+    pub fn usual(placement: Placement) -> MachineArguments {
+        MachineArguments { placement, cache: None, save_every: None, recompute: false, shard: None }
+    }
+
     /// These options at another place.
     pub fn at(&self, placement: Placement) -> MachineArguments {
         MachineArguments { placement, ..*self }

@@ -1,7 +1,8 @@
 //! From the labels as written to class indices, of the dataset's own list of classes or of a model's.
 //!
 //! Names are sorted bytewise, `class10` before `class2`, not naturally: torchvision's ImageFolder and timm sort that
-//! way, and published models have their outputs in that order.
+//! way, and published models have their outputs in that order. Class folders that are numbers are indices of a model's
+//! outputs where the model has no classes of these names.
 
 use super::error::DatasetError;
 use super::listing::{LabelText, Listing};
@@ -26,6 +27,22 @@ pub(super) fn resolve(
         *label = indices[*label as usize];
     }
     Ok(classes)
+}
+
+/// Makes class folders that are named by numbers mean the classes of these indices, as ImageNet-V2's 0 to 999, unless the
+/// model has classes of these names. Without a model's classes, the numbers must be all from 0 on. Whether they are now.
+pub(super) fn number_folders(listing: &mut Listing, target: Option<&[String]>) -> bool {
+    let Some(numbers) = listing.texts.iter().map(|text| number(text)).collect::<Option<Vec<u64>>>() else {
+        return false;
+    };
+    let named = listing.label_text == LabelText::Name && listing.class_names.is_none();
+    let known = |names: &[String]| by_name(&listing.texts, names).iter().all(Option::is_some);
+    let all_from_zero = || numbers.iter().all(|number| (*number as usize) < numbers.len());
+    if !named || target.map_or_else(|| !all_from_zero(), known) {
+        return false;
+    }
+    listing.label_text = LabelText::NumberOrName;
+    true
 }
 
 /// Whether these are the classes of the dataset, in any order.

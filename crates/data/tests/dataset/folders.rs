@@ -46,6 +46,43 @@ fn names_of_all_kinds_nested_folders_and_hidden_files() {
 }
 
 #[test]
+fn class_folders_that_are_numbers_are_the_indices_of_a_models_classes() {
+    let folder = tempdir().unwrap();
+    for class in 0..12 {
+        write(folder.path(), &format!("{class}/x.png"), png(class));
+    }
+    let labels = |target: Option<&[String]>| {
+        let opened = open_split(folder.path(), None, target, &ReadOptions::default()).unwrap();
+        let samples = &opened.samples;
+        let labels: Vec<(String, u32)> = (0..samples.len())
+            .map(|at| (samples.name(at).rsplit('/').nth(1).unwrap().into(), samples.labels(at)[0]))
+            .collect();
+        (opened.numbered, labels)
+    };
+    let by_number: Vec<(String, u32)> = (0..12).map(|class| (class.to_string(), class)).collect();
+    // Of a model with other names, and of one without: 10 comes after 9, not after 1.
+    let named: Vec<String> = (0..1000).map(|class| format!("synset {class}")).collect();
+    assert_eq!(labels(Some(&named)), (true, by_number.clone()));
+    assert_eq!(labels(None), (true, by_number));
+    // A model that was trained on these folders has them in the order of their names.
+    let splits = open(folder.path(), &DatasetOptions { validation: Validation::Nowhere, ..DatasetOptions::default() });
+    let trained = splits.unwrap().train.classes().to_vec();
+    assert_eq!(trained[..4], ["0", "1", "10", "11"]);
+    let (numbered, of_trained) = labels(Some(&trained));
+    assert!(!numbered && of_trained.contains(&("10".into(), 2)), "{of_trained:?}");
+    // Numbers beyond the model's classes, and a few years, are no indices.
+    let few = classes(&["a", "b"]);
+    assert!(open_split(folder.path(), None, Some(&few), &ReadOptions::default()).is_err());
+    let years = tempdir().unwrap();
+    write(years.path(), "2019/x.png", png(1));
+    write(years.path(), "2020/x.png", png(2));
+    assert_eq!(
+        open_split(years.path(), None, None, &ReadOptions::default()).unwrap().samples.classes(),
+        ["2019", "2020"]
+    );
+}
+
+#[test]
 fn an_empty_class_is_noted_and_kept_only_if_another_split_has_it() {
     let folder = tempdir().unwrap();
     for (name, value) in [("train/cat/1.png", 1), ("val/cat/2.png", 2), ("val/dog/3.png", 3)] {

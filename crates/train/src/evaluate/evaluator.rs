@@ -12,7 +12,7 @@ use super::features::FeatureRun;
 use super::metrics::{Evaluation, MultiLabelEvaluation};
 use super::neighbours::Neighbours;
 use super::pairs::{EvaluatedPairs, FACTORS};
-use super::{EvaluationOutcome, TaskEvaluation, inference};
+use super::{EvaluationOutcome, Prediction, TaskEvaluation, inference};
 use crate::error::TrainError;
 use crate::processes::Processes;
 
@@ -143,7 +143,8 @@ impl Evaluator {
             (None, ProblemType::SingleLabel) => TaskEvaluation::Single(by_class()),
             (None, ProblemType::MultiLabel) => TaskEvaluation::Multi(MultiLabelEvaluation::new(classes)),
         };
-        let mut outcome = EvaluationOutcome { evaluation, unreadable: Vec::new(), non_finite: Vec::new() };
+        let mut outcome =
+            EvaluationOutcome { evaluation, unreadable: Vec::new(), predictions: Vec::new(), non_finite: Vec::new() };
         let size = preprocess.output_len();
         let (mut images, mut logits) = (vec![0.0; batch * size], vec![0.0; batch * classes]);
         let mut own = EvaluatedBatch::default();
@@ -331,6 +332,9 @@ impl EvaluationOutcome {
                 let label = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
                 let labels: Vec<u32> = present.iter().map(label).collect();
                 evaluation.add(&logits, &labels, &present)?;
+                let rows = present.iter().zip(logits.chunks(classes.max(1)));
+                let predicted = rows.map(|(&sample, row)| Prediction { sample, class: largest(row) });
+                self.predictions.extend(predicted);
             }
             TaskEvaluation::Pairs(evaluation) => {
                 let caption = |&index: &usize| samples.labels(index).first().copied().unwrap_or(u32::MAX);
@@ -343,6 +347,12 @@ impl EvaluationOutcome {
         }
         Ok(())
     }
+}
+
+/// The first of the largest logits.
+fn largest(logits: &[f32]) -> u32 {
+    let greater = |best: usize, at: usize| if logits[at] > logits[best] { at } else { best };
+    (0..logits.len()).fold(0, greater) as u32
 }
 
 #[cfg(test)]

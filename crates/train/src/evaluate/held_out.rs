@@ -31,6 +31,8 @@ pub struct EvaluationImages {
     pub format: DatasetFormat,
     /// Which images of the dataset they are, as text.
     pub which: String,
+    /// Whether class folders are numbers that mean the classes of these indices.
+    pub numbered: bool,
 }
 
 /// Opens the images of a dataset that a model, possibly that of a run, is evaluated on.
@@ -78,11 +80,13 @@ pub fn open_for_evaluation(
             validation: config.settings.validation_path().map(Path::to_path_buf),
         });
     };
-    Ok(EvaluationImages { samples, format: all.format, which: format!("the images that {name} {what}{}", of_run.note) })
+    let which = format!("the images that {name} {what}{}", of_run.note);
+    Ok(EvaluationImages { samples, format: all.format, which, numbered: false })
 }
 
 fn whole(evaluation: OpenedSplit, which: String) -> EvaluationImages {
-    EvaluationImages { samples: evaluation.samples, format: evaluation.format, which }
+    let OpenedSplit { samples, format, numbered, .. } = evaluation;
+    EvaluationImages { samples, format, which, numbered }
 }
 
 /// The splits into which a run divided its dataset.
@@ -104,7 +108,9 @@ pub fn splits_of_run(
     let same = is_same(&trained_on, data);
     let record = run.samples()?;
     // A copy can be recognised only by the record, and only if the run divided the dataset itself.
-    if !same && (record.is_none() || settings.validation.is_some()) {
+    let divided =
+        settings.validation.as_deref().is_none_or(|path| Validation::from_argument(path) == Validation::HeldOut);
+    if !same && (record.is_none() || !divided) {
         return Ok(None);
     }
     let mut splits = open_data(

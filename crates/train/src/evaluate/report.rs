@@ -8,6 +8,7 @@ use vit_data::Samples;
 use vit_system::{atomic_file, csv_line};
 
 use crate::error::TrainError;
+use crate::evaluate::interval::wilson_interval;
 use crate::evaluate::metrics::{ClassMetrics, Evaluation};
 use crate::evaluate::{EvaluationOutcome, TaskEvaluation};
 use crate::json::finite_json;
@@ -36,6 +37,10 @@ pub fn evaluation_json(outcome: &EvaluationOutcome, samples: &dyn Samples) -> Va
     if let Value::Object(map) = &mut metrics {
         map.insert("classes".into(), names.iter().zip(&outcome.evaluation.per_class()).map(class).collect());
         if let TaskEvaluation::Single(evaluation) = &outcome.evaluation {
+            let metrics = evaluation.metrics();
+            if let Some(interval) = wilson_interval(metrics.top1, metrics.samples) {
+                map.insert("top1_interval".into(), json!(interval));
+            }
             map.insert("worst".into(), worst_json(evaluation, samples));
         }
         map.insert("unreadable".into(), unreadable.into());

@@ -8,7 +8,7 @@ use toml::{Table, Value};
 use super::{MaskTarget, MethodName, NAMED, OptimiserSettings, PretrainingTask, Recipe, Span, Teaching};
 
 /// Every key with its meaning, except those of [`OptimiserSettings`].
-const KEYS: [(&str, &str); 66] = [
+const KEYS: [(&str, &str); 67] = [
     ("base", "the recipe that missing keys come from"),
     ("about", "its purpose"),
     ("length", "how long to train: \"90 epochs\" or \"20000 steps\""),
@@ -26,6 +26,10 @@ const KEYS: [(&str, &str); 66] = [
     (
         "model.start",
         "initial attention and position embeddings of a transformer: random, or mimetic (as in trained models)",
+    ),
+    (
+        "model.options",
+        "changes of the named model: [\"depth=4\", \"pos_embed=none\"], by timm's names; also positions=learned_2d|sin_cos|relative",
     ),
     ("model.drop_path", "stochastic depth of the last block, linearly less for earlier ones"),
     ("model.dropout", "dropout after position embeddings and linear layers"),
@@ -222,8 +226,7 @@ impl Recipe {
     fn with(&self, setting: &str) -> Result<Recipe, RecipeError> {
         let (key, text) = setting.split_once('=').ok_or_else(|| RecipeError::Setting(setting.into()))?;
         let (key, text) = (key.trim(), text.trim());
-        let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
-        let value = parsed.unwrap_or_else(|| Value::String(text.into()));
+        let value = value_of(text);
         let mut path = key.rsplit('.');
         let leaf = path.next().unwrap_or_default().to_string();
         let given = path.fold(Table::from_iter([(leaf, value)]), |inner, section| {
@@ -456,6 +459,22 @@ fn place(table: &mut Table, key: &str, value: Value) -> Result<(), RecipeError> 
     };
     table.insert(leaf.into(), value);
     Ok(())
+}
+
+/// The name and the value of a model's option, `depth=4`.
+pub(super) fn option(text: &str) -> Result<(String, serde_json::Value), RecipeError> {
+    let (name, value) = text.split_once('=').ok_or_else(|| RecipeError::Value {
+        key: "model.options".into(),
+        what: format!("has `{text}`, which should be NAME=VALUE, like depth=4"),
+    })?;
+    let value = serde_json::to_value(value_of(value.trim())).unwrap_or_default();
+    Ok((name.trim().to_string(), value))
+}
+
+/// A value as written on a command line: TOML, or else text.
+fn value_of(text: &str) -> Value {
+    let parsed = toml::from_str::<Table>(&format!("value = {text}")).ok().and_then(|mut t| t.remove("value"));
+    parsed.unwrap_or_else(|| Value::String(text.into()))
 }
 
 /// A line with a small number in scientific notation.

@@ -33,6 +33,10 @@ impl Recipe {
             add("model.start", "mimetic".into(), "its weights come from a checkpoint");
         }
 
+        if !model.options.is_empty() && !scratch {
+            add("model.options", format!("{:?}", model.options), "its weights come from a checkpoint");
+        }
+
         // Every dropout in a graph has its own random stream.
         type Set = fn(&mut Architecture, f32);
         let rates: [(&str, f64, Set, &str); 4] = [
@@ -95,6 +99,7 @@ impl Recipe {
         for setting in self.unfollowed(architecture, scratch)? {
             let same = match setting.key {
                 "model.start" => self.model.start == base.model.start,
+                "model.options" => self.model.options == base.model.options,
                 "model.drop_path" => self.model.drop_path == base.model.drop_path,
                 "model.dropout" => self.model.dropout == base.model.dropout,
                 "model.attention_dropout" => self.model.attention_dropout == base.model.attention_dropout,
@@ -116,8 +121,9 @@ impl Recipe {
         &mut self,
         model: &str,
         architecture: &Architecture,
+        scratch: bool,
     ) -> Result<Vec<String>, TrainError> {
-        let unfollowed = self.unfollowed(architecture, true)?;
+        let unfollowed = self.unfollowed(architecture, scratch)?;
         Ok(unfollowed.iter().map(|setting| self.leave_out(model, setting)).collect())
     }
 
@@ -125,6 +131,7 @@ impl Recipe {
     fn leave_out(&mut self, model: &str, Unfollowed { key, value, why }: &Unfollowed) -> String {
         match *key {
             "model.start" => self.model.start = Initialisation::Random,
+            "model.options" => self.model.options.clear(),
             "model.drop_path" => self.model.drop_path = 0.0,
             "model.dropout" => self.model.dropout = 0.0,
             "model.attention_dropout" => self.model.attention_dropout = 0.0,

@@ -10,8 +10,8 @@ mod pairs;
 pub use config_file::{Launch, RunConfig, RunSettings};
 pub use data::ChangedData;
 pub(crate) use data::{Classes, open_data};
-pub(crate) use model::named_variant;
 pub use model::{FirstWeights, ModelChoice};
+pub(crate) use model::{add_pretraining, named_variant};
 
 use std::path::Path;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Setup {
         mut settings: RunSettings,
         recipe: Recipe,
     ) -> Result<Setup, TrainError> {
-        let named = name.map(named).transpose()?;
+        let named = name.map(|name| named(name, &recipe)).transpose()?;
         let classes = || match &named {
             _ if recipe.is_pretraining() => Classes::Optional,
             Some(config) if pairs::trains_on_pairs(config) => Classes::Captions,
@@ -139,7 +139,7 @@ impl Setup {
         }
         let mut config = match named {
             Some(config) => config,
-            None => usual_model(splits.train.as_ref())?,
+            None => usual_model(splits.train.as_ref(), &recipe)?,
         };
         if name.is_none() {
             let name = config.name.as_deref().unwrap_or_default();

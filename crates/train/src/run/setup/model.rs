@@ -56,7 +56,7 @@ pub(super) fn first_weights(architecture: &Architecture, recipe: &Recipe) -> Res
 }
 
 /// Makes a model one that is pre-trained without labels.
-pub(super) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<(), TrainError> {
+pub(crate) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<(), TrainError> {
     let kind = config.architecture.kind();
     let Some(vit) = config.architecture.downcast_mut::<Vit>() else {
         return Err(TrainError::Unsuitable(format!(
@@ -71,6 +71,7 @@ pub(super) fn add_pretraining(config: &mut Config, recipe: &Recipe) -> Result<()
 impl Recipe {
     /// The step of this recipe in one process; a model that is pre-trained without labels gets the layers for it.
     pub fn step_of(&self, config: &mut Config) -> Result<StepOptions, TrainError> {
+        self.configure(&mut config.architecture)?;
         if self.is_pretraining() {
             add_pretraining(config, self)?;
         }
@@ -94,9 +95,10 @@ pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
     Ok(vit_models::variant(name).ok_or_else(unknown)?)
 }
 
-pub(super) fn named(name: &str) -> Result<Config, TrainError> {
+pub(super) fn named(name: &str, recipe: &Recipe) -> Result<Config, TrainError> {
     let variant = named_variant(name)?;
-    let Variant { name, architecture, mut preprocessing, .. } = variant;
+    let Variant { name, mut architecture, mut preprocessing, .. } = variant;
+    recipe.configure(&mut architecture)?;
     preprocessing.image_size = architecture.image_size();
     Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() })
 }
@@ -110,7 +112,7 @@ const USUAL: [(usize, &str); 3] =
     [(48, "vit_pico_patch4_gap_32"), (96, "vit_pico_patch8_gap_64"), (usize::MAX, "vit_pico_patch16_gap_128")];
 
 /// The default model for these images.
-pub(super) fn usual_model(samples: &dyn Samples) -> Result<Config, TrainError> {
+pub(super) fn usual_model(samples: &dyn Samples, recipe: &Recipe) -> Result<Config, TrainError> {
     // The median of a few samples from the whole dataset.
     let stride = samples.len().div_ceil(25).max(1);
     let mut sides: Vec<usize> = (0..samples.len())
@@ -121,5 +123,5 @@ pub(super) fn usual_model(samples: &dyn Samples) -> Result<Config, TrainError> {
     sides.sort_unstable();
     let middle = sides.get(sides.len() / 2).copied().unwrap_or(0);
     let name = USUAL.iter().find(|(limit, _)| middle < *limit).map_or(USUAL[2].1, |(_, name)| name);
-    named(name)
+    named(name, recipe)
 }
