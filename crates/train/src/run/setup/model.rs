@@ -7,7 +7,7 @@ use vit_data::{Preprocess, Samples};
 use vit_graph::device::{Initial, Parameters};
 use vit_models::vit::{Pretraining, Vit};
 use vit_models::weights::{Tensor, Weights};
-use vit_models::{Architecture, Config, ModelError, ProblemType, Variant};
+use vit_models::{Architecture, Config, ModelError, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Initialisation, Recipe};
@@ -95,10 +95,7 @@ pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
 }
 
 pub(super) fn named(name: &str) -> Result<Config, TrainError> {
-    let variant = named_variant(name)?;
-    let Variant { name, architecture, mut preprocessing, .. } = variant;
-    preprocessing.image_size = architecture.image_size();
-    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() })
+    Ok(named_variant(name)?.into())
 }
 
 /// Images with a side below this are not centre-cropped.
