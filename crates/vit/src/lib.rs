@@ -38,6 +38,7 @@
 //! - `cuda`: NVIDIA GPUs; their libraries are looked for at run time
 //! - `parquet`: datasets and embeddings in Parquet files
 
+mod batches;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod config;
@@ -57,25 +58,27 @@ mod verify;
 
 pub use config::config_of;
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
+pub use device::{DeviceChoice, DeviceDescription, DeviceOptions, devices, on_cpu_fallback};
 pub use embed::{Embed, Pool, PooledOutput};
 pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
-pub use model::{Model, ModelOptions, Prediction};
+pub use model::{Model, ModelOptions, Prediction, ensure_exists, open_checkpoint};
 pub use text::TextEmbed;
 #[cfg(feature = "train")]
-pub use train::Trainer;
+pub use train::{Recipe, Trainer};
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data::Image;
 pub use vit_graph::Precision;
 
 /// Images and datasets.
 pub mod data {
-    pub use vit_data::dataset::{Dataset, DatasetError, Splits};
+    pub use crate::batches::{BatchOptions, Batches, EpochBatches, in_batches};
+    pub use vit_data::dataset::{Dataset, DatasetError, Split, Splits};
+    pub use vit_data::decode::catches_panics;
     pub use vit_data::{
-        ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, Samples, ShapeError,
-        decode, find_images,
+        ApplyPreprocess, Augmentation, Batch, DecodeOptions, Image, ImageError, LoaderError, Preprocess,
+        PreprocessError, Region, Samples, ShapeError, decode, find_images,
     };
 }
 
@@ -90,7 +93,7 @@ pub mod graph {
 pub mod models {
     pub use vit_models::config::{Arguments, TimmForm};
     pub use vit_models::weights::safetensors::Dtype;
-    pub use vit_models::weights::{Weights, WeightsError};
+    pub use vit_models::weights::{Tensor, Weights, WeightsError};
     pub use vit_models::{
         Architecture, Changes, Checkpoint, Config, Configured, Dimensions, Layout, Mode, ModelError, Network,
         OpenOptions, PatchGrid, PositionLayout, Preprocess, ProblemType, TokenSequence, Variant, layers, register,
