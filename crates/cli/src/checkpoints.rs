@@ -3,18 +3,13 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
-use anyhow::anyhow;
 use clap::Args;
 use clap::error::ErrorKind;
 use vit_models::run::model_of;
-use vit_models::{Changes, Checkpoint, ModelError, OpenOptions, builtin, variant};
+use vit_models::{Changes, Checkpoint, ModelError, OpenOptions};
 
 use crate::hints::unsuitable_size;
 use crate::terminal;
-
-/// The forms of a model, for messages.
-const FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), a run's folder, or \
-                     cifar10 for the built-in model";
 
 /// The model of a command about one model: its first argument, or `--model` as in every other command.
 #[derive(Args)]
@@ -108,15 +103,7 @@ pub fn folder_of_config(path: &Path) -> Cow<'_, Path> {
 
 /// Fails if there is no such model, or if the name is that of an architecture without weights.
 pub fn exists(path: &Path) -> anyhow::Result<()> {
-    // A model in remote storage is looked for when it is opened.
-    if path.exists() || builtin::is_meant(path) || vit_storage::is_url(path) {
-        return Ok(());
-    }
-    let name = path.to_string_lossy();
-    match variant(&name) {
-        Some(_) => Err(anyhow!("`{name}` is an architecture without weights; give {FORMS}")),
-        None => Err(anyhow!("{name}: no such file or folder; give {FORMS}")),
-    }
+    Ok(vit::ensure_exists(path)?)
 }
 
 /// Applies the changes that options ask for.

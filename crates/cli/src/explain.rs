@@ -192,13 +192,12 @@ fn subtitle(path: &Path, model: &Explain, method: Option<Method>) -> String {
 
 /// The name of every map, and the probability of its class, or a text's logit.
 fn captions(model: &Explain, explanation: &Explanation, texts: bool) -> Vec<(String, String)> {
-    let Explanation { probabilities, logits, .. } = explanation;
+    if !texts {
+        return model.captions(explanation);
+    }
     let caption = |(subject, _): &(Subject, Map)| match subject {
-        Subject::Class(class) if texts => {
-            (model.label(*class), format!("logit {:.2}", logits.get(*class).unwrap_or(&0.0)))
-        }
-        Subject::Class(class) => {
-            (model.label(*class), format!("{:.1} %", 100.0 * probabilities.get(*class).unwrap_or(&0.0)))
+        Subject::Class(text) => {
+            (model.label(*text), format!("logit {:.2}", explanation.logits.get(*text).unwrap_or(&0.0)))
         }
         other => (other.to_string(), String::new()),
     };

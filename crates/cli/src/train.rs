@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
+use vit::train::free_folder;
 use vit::{DeviceChoice, Precision};
 use vit_data::dataset::{self, Validation};
 use vit_data::loader::UnreadableLimit;
@@ -336,14 +337,6 @@ impl TrainingArguments {
         ));
         Ok(Outcome::Fine)
     }
-}
-
-/// The first of `runs/NAME-1`, `runs/NAME-2` … that does not exist.
-fn free_folder(data: &Path) -> PathBuf {
-    let name = data.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
-    let name = name.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("run").to_string();
-    let numbered = |n: u32| Path::new("runs").join(format!("{name}-{n}"));
-    (1..).map(numbered).find(|folder| !folder.exists()).unwrap_or_else(|| numbered(0))
 }
 
 /// Prints the dataset and the decisions about model and recipe.

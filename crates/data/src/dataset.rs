@@ -302,6 +302,13 @@ pub fn open_all(path: &Path, classes: Option<&[String]>, options: &ReadOptions) 
     select(read(path, OpenPurpose::Training, options)?, None, classes, options)
 }
 
+/// Opens the samples to train on: the training split, or all samples if the dataset is not divided into splits.
+pub fn open_train(path: &Path, classes: Option<&[String]>, options: &ReadOptions) -> Result<OpenedSplit, DatasetError> {
+    let listing = read(path, OpenPurpose::Training, options)?;
+    let split = (!listing.splits_found().is_empty()).then_some(Split::Train);
+    select(listing, split, classes, options)
+}
+
 fn select(
     mut listing: Listing,
     split: Option<Split>,

@@ -20,6 +20,7 @@ use crate::guess::guess;
 use crate::hugging_face::{self, ModelType};
 use crate::labels;
 use crate::run::{files_of_model, model_of};
+use crate::variant::{suggestions, variant};
 use crate::vit::{Vit, quick_gelu};
 use crate::weights::safetensors::{self, Dtype};
 use crate::weights::{self, Scheme, Tensor, Weights, names};
@@ -217,12 +218,7 @@ impl Checkpoint {
             }),
         };
         let (mut config, weights, scheme, mut report) = opened?;
-        if config.labels.is_empty()
-            && let Some(names) = labels::usual(config.architecture.classes())
-        {
-            config.labels = names;
-            report.push("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into());
-        }
+        report.extend(name_classes(&mut config));
         let image_size = options.image_size.unwrap_or(config.preprocessing.image_size);
         let has_text = config.architecture.downcast_ref::<Clip>().is_some();
         let mut tokenizer = if has_text { TokenizerFiles::read(folder)? } else { None };
@@ -234,6 +230,29 @@ impl Checkpoint {
         }
         let mut checkpoint = Checkpoint { config, weights, scheme, source, report, tokenizer };
         checkpoint.change(Changes { image_size: Some(image_size), ..Changes::default() })?;
+        Ok(checkpoint)
+    }
+
+    /// A model by name, with weights that a program has in memory under the names of any known library. It has as many classes
+    /// as the weights have; without a head it has none.
+    pub fn from_weights(model: &str, raw: Weights, options: OpenOptions) -> Result<Checkpoint, ModelError> {
+        let Some(found) = variant(model) else {
+            return Err(ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) });
+        };
+        let mut config = Config::from(found);
+        let (mut weights, scheme) = canonical(raw, None)?;
+        let rows = |head: &&str| weights.tensors.get(&format!("{head}.weight"))?.shape.first().copied();
+        let classes = config.architecture.heads().iter().find_map(rows).unwrap_or(0);
+        let mut report = Vec::new();
+        if classes != config.architecture.classes() {
+            report.push(format!("classes: {classes}, as the weights have"));
+            config.architecture.set_classes(classes);
+        }
+        report.extend(name_classes(&mut config));
+        let leniency = Leniency { unmatched: options.allow_unmatched, ..Leniency::default() };
+        report.extend(adapt(&mut weights, scheme, &config.architecture, &config.architecture, leniency)?);
+        let mut checkpoint = Checkpoint { config, weights, scheme, source: model.into(), report, tokenizer: None };
+        checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;
         Ok(checkpoint)
     }
 
@@ -348,6 +367,13 @@ impl Checkpoint {
         }
         self.tokenizer.as_ref().map_or(Ok(()), |tokenizer| tokenizer.write(folder))
     }
+}
+
+/// Names the classes of a checkpoint that does not, if their number says what they are.
+fn name_classes(config: &mut Config) -> Option<String> {
+    let names = labels::usual(config.architecture.classes()).filter(|_| config.labels.is_empty())?;
+    config.labels = names;
+    Some("class names: ImageNet's, since the checkpoint has 1000 classes and names none".into())
 }
 
 fn write_json(path: &Path, json: &Value) -> std::io::Result<()> {

@@ -5,6 +5,8 @@ use std::sync::LazyLock;
 
 use crate::architecture::Architecture;
 use crate::clip::{self, Clip};
+use crate::config::Config;
+use crate::problem_type::ProblemType;
 use crate::registry::registered;
 use vit_preprocess::Preprocess;
 
@@ -46,6 +48,14 @@ impl Variant {
             }
             classes => format!("{classes} classes"),
         }
+    }
+}
+
+impl From<Variant> for Config {
+    fn from(Variant { name, architecture, preprocessing, .. }: Variant) -> Config {
+        let preprocessing = Preprocess { image_size: architecture.image_size(), ..preprocessing };
+        let (labels, problem_type) = (Vec::new(), ProblemType::default());
+        Config { name: Some(name), architecture, preprocessing, labels, problem_type }
     }
 }
 

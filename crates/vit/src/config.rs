@@ -3,9 +3,7 @@
 use std::path::Path;
 
 use vit_models::run::model_of;
-use vit_models::{
-    Checkpoint, Config, ModelError, OpenOptions, ProblemType, builtin, read_config, suggestions, variant,
-};
+use vit_models::{Checkpoint, Config, ModelError, OpenOptions, builtin, read_config, suggestions, variant};
 
 use crate::Error;
 
@@ -24,12 +22,5 @@ pub fn config_of(model: &str) -> Result<Config, Error> {
     let Some(found) = variant(model) else {
         return Err(ModelError::UnknownModel { name: model.into(), suggestions: suggestions(model) }.into());
     };
-    let (architecture, preprocessing) = (found.architecture, found.preprocessing);
-    Ok(Config {
-        name: Some(found.name),
-        architecture,
-        preprocessing,
-        labels: Vec::new(),
-        problem_type: ProblemType::default(),
-    })
+    Ok(found.into())
 }

@@ -128,6 +128,27 @@ impl DeviceOptions {
     }
 }
 
+/// A device of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceDescription {
+    /// The name by which it is opened: `cpu` or `cuda:0`.
+    pub id: String,
+    /// The CPU's instruction set, or the GPU's name.
+    pub name: String,
+    /// Threads, of the CPU.
+    pub threads: Option<usize>,
+    /// Bytes of memory, of a GPU.
+    pub memory_bytes: Option<u64>,
+}
+
+/// The devices of this machine that models can run on: the CPU, and GPUs where they can be used.
+pub fn devices() -> Vec<DeviceDescription> {
+    let cpu = Cpu::new(None);
+    let (name, threads) = (cpu.isa().to_string(), Some(cpu.threads()));
+    let cpu = DeviceDescription { id: "cpu".into(), name, threads, memory_bytes: None };
+    std::iter::once(cpu).chain(gpu::devices()).collect()
+}
+
 /// Rewrites a graph for a precision: `int8` marks its linear layers, the others leave it alone.
 pub(crate) fn quantised(graph: Graph, precision: Precision) -> Result<Graph, GraphError> {
     match precision {
@@ -163,6 +184,8 @@ mod gpu {
     use vit_graph::device::Device;
     use vit_graph::exchange::Exchange;
 
+    use crate::DeviceDescription;
+
     pub fn open(
         ordinal: usize,
         precision: Precision,
@@ -176,6 +199,16 @@ mod gpu {
     pub fn open_with_one_nccl_rank(ordinal: usize, precision: Precision) -> Result<Arc<dyn Device>, String> {
         let gpu = Cuda::new(ordinal, precision).map_err(|reason| reason.to_string())?;
         Ok(Arc::new(gpu.with_one_nccl_rank().map_err(|reason| reason.to_string())?))
+    }
+
+    pub fn devices() -> Vec<DeviceDescription> {
+        let gpu = |gpu: vit_cuda::DeviceInfo| DeviceDescription {
+            id: format!("cuda:{}", gpu.ordinal),
+            name: gpu.name,
+            threads: None,
+            memory_bytes: Some(gpu.memory_bytes as u64),
+        };
+        vit_cuda::devices().unwrap_or_default().into_iter().map(gpu).collect()
     }
 
     /// Whether a user of this machine may have expected a GPU.
@@ -230,6 +263,10 @@ mod gpu {
     #[cfg(feature = "bench")]
     pub fn open_with_one_nccl_rank(_ordinal: usize, _precision: Precision) -> Result<Arc<dyn Device>, String> {
         Err(Unavailable.to_string())
+    }
+
+    pub fn devices() -> Vec<crate::DeviceDescription> {
+        Vec::new()
     }
 
     pub fn was_expected(_reason: &Unavailable) -> bool {

@@ -1,9 +1,17 @@
 //! One error for everything that this crate does. Its text is complete: it includes the cause, and names no option of any
 //! program.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
+#[cfg(feature = "train")]
+use vit_data::FilesError;
+use vit_data::ImageError;
+#[cfg(feature = "train")]
+use vit_data::{LoaderError, dataset::DatasetError};
 use vit_graph::Precision;
+use vit_models::ModelError;
+use vit_models::weights::WeightsError;
 
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
@@ -29,6 +37,26 @@ pub enum Error {
     /// An image that cannot be read.
     #[error(transparent)]
     Image(#[from] vit_data::ImageError),
+    /// A dataset that cannot be opened.
+    #[cfg(feature = "train")]
+    #[error(transparent)]
+    Dataset(#[from] DatasetError),
+    /// Images that cannot be loaded.
+    #[cfg(feature = "train")]
+    #[error(transparent)]
+    Loader(#[from] LoaderError),
+    /// A model that does not exist.
+    #[error("{}: no such file or folder; give {MODEL_FORMS}", path.display())]
+    NoModel {
+        /// What was given.
+        path: PathBuf,
+    },
+    /// The name of an architecture where a model with weights is needed.
+    #[error("`{name}` is an architecture without weights; give {MODEL_FORMS}")]
+    NoWeights {
+        /// The name.
+        name: String,
+    },
     /// Preprocessing that cannot be done.
     #[error("the model's preprocessing: {0}")]
     Preprocess(vit_data::PreprocessError),
@@ -178,6 +206,10 @@ pub enum Error {
     },
 }
 
+/// The forms of a model with weights.
+const MODEL_FORMS: &str = "a checkpoint folder, a weights file (.safetensors, .npz, .pt, .pth, .bin), a run's folder, or \
+                           cifar10 for the built-in model";
+
 /// The beginning of a text.
 fn shortened(text: &str) -> String {
     match text.char_indices().nth(60) {
@@ -190,6 +222,63 @@ impl Error {
     /// A file that cannot be read or written.
     pub(crate) fn file(path: impl Into<PathBuf>, what: impl ToString) -> Self {
         Error::File { path: path.into(), what: what.to_string() }
+    }
+}
+
+impl Error {
+    /// The system's reason, if the cause is a file or folder that could not be opened.
+    pub fn io_kind(&self) -> Option<ErrorKind> {
+        match self {
+            Error::Model(error) => of_model(error),
+            Error::Weights(error) => of_weights(error),
+            Error::Image(error) => of_image(error),
+            #[cfg(feature = "train")]
+            Error::Dataset(error) => of_dataset(error),
+            Error::NoModel { .. } => Some(ErrorKind::NotFound),
+            #[cfg(feature = "train")]
+            Error::Train(error) => match error {
+                vit_train::TrainError::Model(error) => of_model(error),
+                vit_train::TrainError::Dataset(error) => of_dataset(error),
+                vit_train::TrainError::Run(vit_train::RunError::Io { error, .. }) => Some(error.kind()),
+                vit_train::TrainError::Run(vit_train::RunError::NotARun { .. }) => Some(ErrorKind::NotFound),
+                vit_train::TrainError::Run(vit_train::RunError::Exists { .. }) => Some(ErrorKind::AlreadyExists),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
+fn of_model(error: &ModelError) -> Option<ErrorKind> {
+    match error {
+        ModelError::Io { error, .. } => Some(error.kind()),
+        ModelError::Weights(error) => of_weights(error),
+        _ => None,
+    }
+}
+
+fn of_weights(error: &WeightsError) -> Option<ErrorKind> {
+    match error {
+        WeightsError::File { error, .. } => of_weights(error),
+        WeightsError::Io(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+fn of_image(error: &ImageError) -> Option<ErrorKind> {
+    match error {
+        ImageError::File { error, .. } => of_image(error),
+        ImageError::Io(error) => Some(error.kind()),
+        _ => None,
+    }
+}
+
+#[cfg(feature = "train")]
+fn of_dataset(error: &DatasetError) -> Option<ErrorKind> {
+    match error {
+        DatasetError::Io { error, .. } | DatasetError::Files(FilesError::Io { error, .. }) => Some(error.kind()),
+        DatasetError::Files(_) => Some(ErrorKind::NotFound),
+        _ => None,
     }
 }
 

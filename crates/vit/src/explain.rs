@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use vit_data::{ApplyPreprocess, Preprocess};
 use vit_graph::device::Device;
 pub use vit_insight::{
-    ExplainOptions, Explanation, InsightError, Map, Method, Subject, side_by_side_png, suitable_methods,
+    ExplainOptions, Explanation, InsightError, Map, Method, Subject, explanation_sheet, side_by_side_png,
+    suitable_methods,
 };
 use vit_insight::{Explainer, attention_layers};
 use vit_models::{Architecture, Checkpoint, Config, Mode};
@@ -97,6 +98,16 @@ impl Explain {
     /// The name of a class, or `class N` if the model does not name its classes.
     pub fn label(&self, class: usize) -> String {
         self.config.labels.get(class).cloned().unwrap_or_else(|| format!("class {class}"))
+    }
+
+    /// The name of every map of an explanation, and the probability of its class.
+    pub fn captions(&self, explanation: &Explanation) -> Vec<(String, String)> {
+        let probability = |class: usize| explanation.probabilities.get(class).unwrap_or(&0.0);
+        let caption = |(subject, _): &(Subject, Map)| match subject {
+            Subject::Class(class) => (self.label(*class), format!("{:.1} %", 100.0 * probability(*class))),
+            other => (other.to_string(), String::new()),
+        };
+        explanation.maps.iter().map(caption).collect()
     }
 
     /// Explains one image.

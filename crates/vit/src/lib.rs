@@ -42,6 +42,8 @@
 //!
 //! Only what this crate exports is a stable surface; the crates named `vit-…` that it consists of may change with any version.
 
+#[cfg(feature = "train")]
+mod batches;
 #[cfg(feature = "bench")]
 pub mod bench;
 mod config;
@@ -62,16 +64,16 @@ mod verify;
 
 pub use config::config_of;
 pub use convert::{Conversion, convert};
-pub use device::{DeviceChoice, DeviceOptions, on_cpu_fallback};
+pub use device::{DeviceChoice, DeviceDescription, DeviceOptions, devices, on_cpu_fallback};
 pub use embed::{Embed, Pool, PooledOutput};
 pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
-pub use model::{Model, ModelOptions, Prediction};
+pub use model::{Model, ModelOptions, Prediction, ensure_exists, open_checkpoint};
 #[cfg(feature = "text")]
 pub use text::TextEmbed;
 #[cfg(feature = "train")]
-pub use train::Trainer;
+pub use train::{Recipe, Trainer};
 pub use verify::{Comparison, Verification, VerifyOptions, verify};
 pub use vit_data::Image;
 pub use vit_graph::Precision;
@@ -79,13 +81,16 @@ pub use vit_graph::Precision;
 /// Images and datasets.
 pub mod data {
     #[cfg(feature = "train")]
-    pub use vit_data::Samples;
+    pub use crate::batches::{BatchOptions, Batches, EpochBatches, in_batches};
     #[cfg(feature = "train")]
-    pub use vit_data::dataset::{Dataset, DatasetError, Splits};
+    pub use vit_data::dataset::{Dataset, DatasetError, Split, Splits};
+    pub use vit_data::decode::catches_panics;
     pub use vit_data::{
         ApplyPreprocess, DecodeOptions, Image, ImageError, Preprocess, PreprocessError, Region, ShapeError, decode,
         find_images,
     };
+    #[cfg(feature = "train")]
+    pub use vit_data::{Augmentation, Batch, LoaderError, Samples};
 }
 
 /// Graphs and devices: what architectures are built with and run on.
@@ -99,7 +104,7 @@ pub mod graph {
 pub mod models {
     pub use vit_models::config::{Arguments, TimmForm};
     pub use vit_models::weights::safetensors::Dtype;
-    pub use vit_models::weights::{Weights, WeightsError};
+    pub use vit_models::weights::{Tensor, Weights, WeightsError};
     pub use vit_models::{
         Architecture, Changes, Checkpoint, Config, Configured, Dimensions, Layout, Mode, ModelError, Network,
         OpenOptions, PatchGrid, PositionLayout, Preprocess, ProblemType, TokenSequence, Variant, layers, register,

@@ -8,7 +8,7 @@ use vit_graph::batch_size::suggest_batch;
 use vit_graph::device::{Device, Executable, Parameters};
 use vit_graph::rewrite::eliminate_dead_code;
 use vit_graph::{Graph, GraphError};
-use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions};
+use vit_models::{Changes, Checkpoint, Config, Mode, OpenOptions, builtin, variant};
 
 use crate::device::quantised;
 use crate::finite::{blame_weights, is_finite};
@@ -296,11 +296,12 @@ impl Model {
         Ok(rows.into_iter().map(|row| Ok(Prediction::all(&self.config, &row?))).collect())
     }
 
-    /// Runs the model on preprocessed images, at most a batch; one output for each image whose elements are finite.
-    pub(crate) fn finite_outputs(
+    /// Runs the model on preprocessed images, at most a batch, and gives an output for each. An inner error concerns one image,
+    /// whose output is NaN or infinite; the others are fine.
+    pub fn finite_outputs(
         &mut self,
         name: &str,
-        images: &[Vec<f32>],
+        images: &[impl AsRef<[f32]>],
     ) -> Result<Vec<Result<Vec<f32>, Error>>, Error> {
         self.run_prepared(images)?;
         let values = self.output(name, images.len())?;
@@ -337,8 +338,8 @@ impl Model {
     }
 
     /// Runs the model on preprocessed images, `[channels, height, width]` each, at most a batch.
-    pub fn run_prepared(&mut self, images: &[Vec<f32>]) -> Result<(), Error> {
-        let images: Vec<&[f32]> = images.iter().map(Vec::as_slice).collect();
+    pub fn run_prepared(&mut self, images: &[impl AsRef<[f32]>]) -> Result<(), Error> {
+        let images: Vec<&[f32]> = images.iter().map(AsRef::as_ref).collect();
         self.stage(&images)?;
         self.start()
     }
@@ -384,8 +385,22 @@ impl Model {
     }
 }
 
+/// Refuses what can be no model: a path where there is nothing, or the name of an architecture, which has no weights.
+pub fn ensure_exists(path: &Path) -> Result<(), Error> {
+    // A model in remote storage is looked for when it is opened.
+    if path.exists() || builtin::is_meant(path) || vit_storage::is_url(path) {
+        return Ok(());
+    }
+    let name = path.to_string_lossy();
+    match variant(&name) {
+        Some(_) => Err(Error::NoWeights { name: name.into_owned() }),
+        None => Err(Error::NoModel { path: path.into() }),
+    }
+}
+
 /// Opens a checkpoint and adapts it to the options.
-pub(crate) fn open_checkpoint(path: &Path, options: &ModelOptions) -> Result<Checkpoint, Error> {
+pub fn open_checkpoint(path: &Path, options: &ModelOptions) -> Result<Checkpoint, Error> {
+    ensure_exists(path)?;
     let open = OpenOptions { allow_unmatched: options.allow_unmatched, ..OpenOptions::default() };
     let mut checkpoint = Checkpoint::open(path, open)?;
     checkpoint.change(Changes { image_size: options.image_size, ..Changes::default() })?;

@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use vit_data::Samples;
 use vit_data::loader::UnreadableLimit;
-pub use vit_train::{Best, Finished, Observer, Progress, Recipe, TrainError};
+use vit_graph::device::Device;
+pub use vit_train::{Best, Clock, Finished, MetricsRow, Observer, Progress, Recipe, TrainError};
 use vit_train::{
-    Existing, Launch, ModelChoice, Processes, RunFolder, RunSettings, Setup, ShardedState, TrainerOptions,
+    ChangedData, Existing, Launch, ModelChoice, Processes, RunConfig, RunFolder, RunSettings, Setup, ShardedState,
+    Snapshot, TrainerOptions,
 };
 
-use crate::{DeviceOptions, Error, Model, ModelOptions};
+use crate::{DeviceChoice, DeviceOptions, Error, Model, ModelOptions};
 
 /// A training run.
 ///
@@ -134,24 +136,20 @@ impl Trainer {
         observer: &mut dyn Observer,
         stop: &AtomicBool,
     ) -> Result<TrainedRun, Error> {
+        self.prepare(folder)?.train(observer, stop)
+    }
+
+    /// Opens the data and the model and creates the run's folder: what is wrong with them is an error here, before the run
+    /// begins.
+    pub fn prepare(self, folder: impl AsRef<Path>) -> Result<PreparedRun, Error> {
         let folder = folder.as_ref();
-        let mut setup = self.setup()?;
+        let setup = self.setup()?;
         let device = self.device.open()?;
-        let threads = self.device.threads;
-        let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let options = TrainerOptions {
-            threads: threads.unwrap_or_else(cores),
-            cache_bytes: 2 << 30,
-            save_every: Duration::from_secs(300),
-            recompute: false,
-            processes: Processes::default(),
-            sharded: ShardedState::None,
-        };
-        let launch = Launch { device: device.id(), threads: threads.map(|n| n as u32), ..Launch::default() };
+        let threads = self.device.threads.map(|n| n as u32);
+        let launch = Launch { device: device.id(), threads, ..Launch::default() };
         let existing = if self.overwrite { Existing::Replace } else { Existing::Refuse };
         let run = RunFolder::create(folder, &setup.to_toml(&launch), existing).map_err(TrainError::from)?;
-        let finished = vit_train::train(device.as_ref(), &mut setup, &run, None, &options, observer, stop)?;
-        Ok(TrainedRun { folder: folder.into(), report: setup.report, finished })
+        Ok(PreparedRun { folder: folder.into(), device, setup, run, from: None, options: options(&launch) })
     }
 
     fn setup(&self) -> Result<Setup, Error> {
@@ -192,6 +190,84 @@ impl Trainer {
         }
         Ok(setup)
     }
+}
+
+/// How a run is carried out in one process.
+fn options(launch: &Launch) -> TrainerOptions {
+    let cores = || std::thread::available_parallelism().map_or(1, |n| n.get());
+    let minutes = |minutes: f64| Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX);
+    TrainerOptions {
+        threads: launch.threads.map_or_else(cores, |threads| threads as usize),
+        cache_bytes: launch.cache.unwrap_or(2048) << 20,
+        save_every: minutes(launch.save_every.unwrap_or(5.0)),
+        recompute: launch.recompute,
+        processes: Processes::default(),
+        sharded: ShardedState::None,
+    }
+}
+
+/// The first of `runs/NAME-1`, `runs/NAME-2` … that does not exist, where `NAME` is the dataset's.
+pub fn free_folder(data: &Path) -> PathBuf {
+    let name = data.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
+    let name = name.split('.').next().filter(|stem| !stem.is_empty()).unwrap_or("run").to_string();
+    let numbered = |n: u32| Path::new("runs").join(format!("{name}-{n}"));
+    (1..).map(numbered).find(|folder| !folder.exists()).unwrap_or_else(|| numbered(0))
+}
+
+/// A run that is ready to begin, or to continue.
+pub struct PreparedRun {
+    folder: PathBuf,
+    device: Arc<dyn Device>,
+    setup: Setup,
+    run: RunFolder,
+    from: Option<Snapshot>,
+    options: TrainerOptions,
+}
+
+impl PreparedRun {
+    /// A run that was stopped, on the device on which it began. It ends with the same bits as if it had not been stopped.
+    pub fn resume(folder: impl AsRef<Path>) -> Result<PreparedRun, Error> {
+        let folder = folder.as_ref();
+        let run = RunFolder::resume(folder).map_err(TrainError::from)?;
+        let launch = RunConfig::of(&run)?.launch;
+        if run.last().is_empty() {
+            return Err(Error::file(folder, "this run was stopped before its first checkpoint; begin it again"));
+        }
+        let snapshot = run.last().open().map_err(TrainError::from)?.snapshot;
+        let mut setup = Setup::resume(&run, &snapshot, ChangedData::Refuse)?;
+        let options = options(&launch);
+        setup.divide(&options.processes)?;
+        let wrong = |what: String| Error::file(folder, what);
+        let device = DeviceOptions {
+            device: match launch.device.as_str() {
+                "" => DeviceChoice::Auto,
+                device => device.parse().map_err(wrong)?,
+            },
+            precision: setup.settings.precision.parse().map_err(wrong)?,
+            threads: launch.threads.map(|threads| threads as usize),
+        };
+        let device = device.open()?;
+        Ok(PreparedRun { folder: folder.into(), device, setup, run, from: Some(snapshot), options })
+    }
+
+    /// Decisions about the model and the recipe, one line each.
+    pub fn report(&self) -> &[String] {
+        &self.setup.report
+    }
+
+    /// Trains to the end of the recipe, with an observer of the run's progress. The run saves and stops after the step in
+    /// which `stop` is set.
+    pub fn train(mut self, observer: &mut dyn Observer, stop: &AtomicBool) -> Result<TrainedRun, Error> {
+        let (device, setup) = (self.device.as_ref(), &mut self.setup);
+        let finished = vit_train::train(device, setup, &self.run, self.from, &self.options, observer, stop)?;
+        Ok(TrainedRun { folder: self.folder, report: self.setup.report, finished })
+    }
+}
+
+/// All rows of a run's metrics, even while it trains.
+pub fn metrics(folder: impl AsRef<Path>) -> Result<Vec<MetricsRow>, Error> {
+    let rows = RunFolder::open(folder.as_ref()).and_then(|run| run.rows());
+    Ok(rows.map_err(TrainError::from)?)
 }
 
 /// A run that ended.

@@ -71,6 +71,13 @@ impl ColourJitterSetting {
     }
 }
 
+impl Recipe {
+    /// How training images are augmented, before they are mixed.
+    pub fn augmentation(&self) -> Augmentation {
+        augmentation(&self.data)
+    }
+}
+
 fn augmentation(data: &DataSettings) -> Augmentation {
     Augmentation {
         crop: crop(data),

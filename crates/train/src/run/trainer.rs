@@ -290,7 +290,7 @@ impl<'a> Trainer<'a> {
         }
         if step.is_multiple_of(self.log_every) || evaluating {
             if let Some(record) = &mut self.record {
-                record.log.append(&self.interval.row(&self.session, &progress))?;
+                record.append(&self.interval.row(&self.session, &progress))?;
                 record.observer.logged(&progress);
                 record.met_in_training(self.session.unreadable(), evaluating);
             }

@@ -7,7 +7,7 @@ use vit_data::{Preprocess, Samples};
 use vit_graph::device::{Initial, Parameters};
 use vit_models::vit::{Pretraining, Vit};
 use vit_models::weights::{Tensor, Weights};
-use vit_models::{Architecture, Config, ModelError, ProblemType, Variant};
+use vit_models::{Architecture, Config, ModelError, Variant};
 
 use crate::error::TrainError;
 use crate::recipe::{Initialisation, Recipe};
@@ -96,11 +96,9 @@ pub(crate) fn named_variant(name: &str) -> Result<Variant, TrainError> {
 }
 
 pub(super) fn named(name: &str, recipe: &Recipe) -> Result<Config, TrainError> {
-    let variant = named_variant(name)?;
-    let Variant { name, mut architecture, mut preprocessing, .. } = variant;
-    recipe.configure(&mut architecture)?;
-    preprocessing.image_size = architecture.image_size();
-    Ok(Config { name: Some(name), architecture, preprocessing, labels: vec![], problem_type: ProblemType::default() })
+    let mut variant = named_variant(name)?;
+    recipe.configure(&mut variant.architecture)?;
+    Ok(variant.into())
 }
 
 /// Images with a side below this are not centre-cropped.

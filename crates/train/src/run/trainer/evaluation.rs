@@ -84,19 +84,17 @@ impl Trainer<'_> {
 
     /// Logs an evaluation. Whether the model is the best so far.
     fn log_evaluation(&mut self, outcome: &EvaluationOutcome) -> Result<bool, TrainError> {
-        let (session, Some(Record { observer, log, .. })) = (&mut self.session, &mut self.record) else {
-            return Ok(false);
-        };
+        let (session, Some(record)) = (&mut self.session, &mut self.record) else { return Ok(false) };
         let step = session.position.step;
         let ((metric, value), loss) = (outcome.evaluation.score(), outcome.evaluation.loss());
         let flaw = flaw(outcome, metric, value);
         let best = session.position.best.as_ref().filter(|best| best.metric == metric);
         let better = flaw.is_none() && best.is_none_or(|best| best.is_beaten_by(value, loss));
         if let Some(why) = flaw {
-            observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
+            record.observer.note(&format!("step {step}: {why}; this model is not kept as the best"));
         }
         let epoch = step as f64 / session.steps_per_epoch as f64;
-        log.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
+        record.append(&measurements(MetricsRow::new(step).epoch(epoch), &outcome.evaluation))?;
         if better {
             session.position.best = Some(Best { metric: metric.into(), value, loss: Some(loss), step });
         }

@@ -1,7 +1,7 @@
 //! Observers of a run: a terminal, a log, a test.
 
-use crate::Progress;
 use crate::evaluate::EvaluationOutcome;
+use crate::{MetricsRow, Progress};
 
 /// Callbacks of a run, none of which can change it.
 pub trait Observer {
@@ -10,6 +10,9 @@ pub trait Observer {
 
     /// After every step that is logged.
     fn logged(&mut self, _progress: &Progress) {}
+
+    /// After every row of the metrics.
+    fn recorded(&mut self, _row: &MetricsRow) {}
 
     /// During an evaluation: the samples done, and all samples.
     fn evaluating(&mut self, _done: usize, _of: usize) {}

@@ -5,7 +5,7 @@ use vit_data::loader::Unreadable;
 use super::data_report::UnreadableImages;
 use super::{Observer, Trainer};
 use crate::error::TrainError;
-use crate::run::folder::{MetricsLog, RunFolder};
+use crate::run::folder::{MetricsLog, MetricsRow, RunFolder};
 
 pub(super) struct Record<'a> {
     pub run: &'a RunFolder,
@@ -22,6 +22,13 @@ impl<'a> Record<'a> {
             None => MetricsLog::create(run)?,
         };
         Ok(Record { run, observer, log, unreadable: UnreadableImages::of(run) })
+    }
+
+    /// Adds a row to the metrics.
+    pub fn append(&mut self, row: &MetricsRow) -> Result<(), TrainError> {
+        self.log.append(row)?;
+        self.observer.recorded(row);
+        Ok(())
     }
 
     /// Adds training images that could not be read; see [`UnreadableImages::met_in_training`].
