@@ -11,15 +11,17 @@ use crate::driver::info::DeviceInfo;
 use crate::driver::libraries::Unavailable;
 use crate::driver::{Gpu, NAME, error};
 use crate::plan::prepare::{LoweringTarget, Prepared};
-use crate::run::exchange::GpuExchange;
+use crate::run::exchange::ProcessGroup;
 use crate::run::executable::CudaExecutable;
 
-/// An NVIDIA GPU. All devices of one number share its context and its compiled kernels.
+/// An NVIDIA GPU, and the precision of the graphs that it runs. All `Cuda` of one GPU share the context and the
+/// compiled kernels.
 #[derive(Clone)]
 pub struct Cuda {
     gpu: Arc<Gpu>,
     precision: Precision,
-    exchange: Option<Arc<GpuExchange>>,
+    /// `None` for a process that trains alone.
+    group: Option<Arc<ProcessGroup>>,
 }
 
 impl Cuda {
@@ -33,19 +35,19 @@ impl Cuda {
         if precision == Precision::Fp8 && (major, minor) < (8, 9) {
             return Err(Unavailable::NoFp8 { name: gpu.info.name.clone(), found: format!("{major}.{minor}") });
         }
-        Ok(Cuda { gpu, precision, exchange: None })
+        Ok(Cuda { gpu, precision, group: None })
     }
 
-    /// In one of several processes that train together.
+    /// For one of several processes that train together; a group of one process changes nothing.
     pub fn with_exchange(self, exchange: Arc<dyn Exchange>) -> Self {
         let exchange = Some(exchange).filter(|exchange| exchange.processes() > 1);
-        Cuda { exchange: exchange.map(|exchange| Arc::new(GpuExchange::new(exchange))), ..self }
+        Cuda { group: exchange.map(|exchange| Arc::new(ProcessGroup::new(exchange))), ..self }
     }
 
-    /// As a single process whose gradients pass through NCCL nevertheless, which shows its cost.
+    /// For a single process whose gradients pass through NCCL nevertheless, to measure the cost of that.
     pub fn with_one_nccl_rank(self) -> Result<Self, GraphError> {
-        let exchange = GpuExchange::one_nccl_rank(&self.gpu)?;
-        Ok(Cuda { exchange: Some(Arc::new(exchange)), ..self })
+        let group = ProcessGroup::one_nccl_rank(&self.gpu)?;
+        Ok(Cuda { group: Some(Arc::new(group)), ..self })
     }
 
     /// The GPU's properties.
@@ -53,12 +55,12 @@ impl Cuda {
         &self.gpu.info
     }
 
-    /// The precision it computes in.
+    /// The precision of its graphs.
     pub fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// Free bytes of its memory.
+    /// Free bytes of the GPU's memory.
     pub fn free_memory(&self) -> Result<usize, GraphError> {
         self.gpu.memory().map(|(free, _)| free)
     }
@@ -76,7 +78,7 @@ impl Cuda {
     }
 }
 
-/// The memory that a graph needs on an H100 or H200, planned without one.
+/// The memory that a graph needs on an H100 (SXM) or H200, planned without one.
 pub fn plan_without_gpu(graph: &Graph, precision: Precision) -> Result<Memory, GraphError> {
     Ok(Prepared::new(rewritten(graph)?, LoweringTarget { precision, multiprocessors: 132, hopper: true })?.memory())
 }
@@ -107,7 +109,7 @@ impl Device for Cuda {
     }
 
     fn connect(&self) -> Result<(), GraphError> {
-        self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.connect(&self.gpu))
+        self.group.as_ref().map_or(Ok(()), |group| group.connect(&self.gpu))
     }
 
     fn free_memory(&self) -> Option<FreeMemory> {
@@ -117,7 +119,7 @@ impl Device for Cuda {
 
     fn compile(&self, graph: &Graph, parameters: &mut dyn Parameters) -> Result<Box<dyn Executable>, GraphError> {
         let (gpu, prepared) = (self.gpu.clone(), self.prepare(graph)?);
-        Ok(Box::new(CudaExecutable::new(gpu, prepared, parameters, self.exchange.as_deref())?))
+        Ok(Box::new(CudaExecutable::new(gpu, prepared, parameters, self.group.as_deref())?))
     }
 }
 

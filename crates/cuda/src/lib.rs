@@ -1,8 +1,8 @@
 //! The NVIDIA device: graphs run as captured CUDA graphs, matrix products through cuBLASLt, everything else by kernels
 //! that are compiled for the GPU found.
 //!
-//! Nothing of CUDA is needed to build this crate or to start a program with it: the driver and the two libraries are
-//! looked for when a [`Cuda`] is opened, and [`Unavailable`] names what is missing.
+//! Nothing of CUDA is needed to build this crate or to start a program with it: the driver, NVRTC and cuBLASLt are
+//! looked for when a [`Cuda`] is opened, NCCL when several processes connect. [`Unavailable`] names what is missing.
 //!
 //! ```
 //! use vit_cuda::{Cuda, Precision};

@@ -1,5 +1,5 @@
 //! NCCL, found at run time: collectives between the GPUs of several processes, as work in a stream, which CUDA graphs can
-//! capture. It has one rank per GPU; processes that share a GPU exchange through the host.
+//! capture. NCCL has one rank per GPU; processes that share a GPU exchange through the host.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::path::PathBuf;
@@ -56,9 +56,9 @@ macro_rules! functions {
 
         impl Functions {
             /// # Safety
-            /// The library must be NCCL 2.
+            /// The library must be NCCL.
             unsafe fn bind(library: &Library) -> Result<Functions, libloading::Error> {
-                // SAFETY: these are the types of NCCL 2, whose interface only grows.
+                // SAFETY: these are the types of NCCL 2, whose interface only grows; NCCL 1 lacks some of the symbols.
                 unsafe { Ok(Functions { $($field: *library.get($symbol)?,)* }) }
             }
         }
@@ -82,7 +82,7 @@ functions! {
 }
 
 impl Functions {
-    /// The library, loaded once and never unloaded.
+    /// The functions of the library, which is loaded once and never unloaded.
     fn find() -> Result<&'static Functions, Unavailable> {
         static FOUND: OnceLock<Option<Functions>> = OnceLock::new();
         FOUND.get_or_init(load).as_ref().ok_or(Unavailable::NoNccl)
@@ -94,7 +94,7 @@ impl Functions {
         }
         let text = |text: *const c_char| match text.is_null() {
             true => String::new(),
-            // SAFETY: both functions return static or thread-local texts.
+            // SAFETY: the two functions below return static or thread-local texts.
             false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
         };
         // SAFETY: both may be called at any time; the communicator may be null.
@@ -175,8 +175,9 @@ impl NcclCommunicator {
     /// Adds vectors of f32 of all ranks in place, in an order of NCCL's choice.
     ///
     /// # Safety
-    /// The memory must be valid until the stream has passed this call, and the stream one of the current context; the
-    /// same holds for the other calls.
+    /// The GPU's context must be current, and the stream one of that context. The vectors must be in the GPU's memory,
+    /// and they and `self` must live until the stream is synchronised, or if it is being captured, until the last
+    /// launch of the captured graph has ended.
     pub unsafe fn all_reduce(&self, vectors: &[DeviceVector], stream: *mut c_void) -> Result<(), GraphError> {
         let doing = "adding gradients";
         // SAFETY: the caller guarantees memory and stream; a group that was started is ended, also after an error inside.
@@ -194,10 +195,10 @@ impl NcclCommunicator {
         }
     }
 
-    /// Sends and receives all messages at the same time.
+    /// Sends and receives all messages at the same time; those between two ranks are matched in their order.
     ///
     /// # Safety
-    /// As [`all_reduce`](Self::all_reduce).
+    /// As [`all_reduce`](Self::all_reduce), for the memory of the messages.
     pub unsafe fn send_receive(
         &self,
         outgoing: &[DeviceMessage],
@@ -225,7 +226,7 @@ impl NcclCommunicator {
         }
     }
 
-    /// An error if the connection to another GPU has failed since: NCCL's kernels never end then.
+    /// An error if the connection to another GPU has failed. NCCL's kernels in the stream then never end.
     pub fn failure(&self) -> Result<(), GraphError> {
         let mut failure = SUCCESS;
         // SAFETY: the communicator is live, the pointer is to a live variable.

@@ -5,9 +5,9 @@ use super::{CompileTarget, compile};
 use crate::driver::libraries::{CudaLibrary, Unavailable};
 use crate::lower;
 
-/// Compiles every kernel without a GPU for an architecture such as `80` or `90a`, in all storage types that it
-/// supports, and returns the failures. Kernels for Hopper are compiled for `90a` alone, the only architecture with
-/// their instructions.
+/// Compiles every kernel without a GPU for an architecture such as `80` or `90a`, each with several values of its
+/// macros, and returns the failures. Kernels for Hopper are compiled for `90a` alone, the only architecture with their
+/// instructions.
 pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailable> {
     CudaLibrary::Nvrtc.find()?;
     let target = CompileTarget { architecture: architecture.into(), ptx: false, versions: String::new() };
@@ -21,8 +21,8 @@ pub fn compile_every_kernel(architecture: &str) -> Result<Vec<String>, Unavailab
     Ok(compiled.filter_map(Result::err).collect())
 }
 
-/// A source with its defaults, with all storage types 16-bit, with e4m3 where it supports that, and with further values
-/// of its other macros, one at a time.
+/// A source with its defaults, with all storage types bf16, all f16, with e4m3 where it supports that, and with further
+/// values of its other macros, one at a time.
 fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
     let plain = KernelVariant::new(source);
     let lines = || source.text.lines();
@@ -33,7 +33,7 @@ fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
         "gemm" => &[("X", "e4m3"), ("Y", "e4m3"), ("B", "bf16")],
         _ => &[],
     };
-    let extents: &[(&'static str, &[usize])] = match source.name {
+    let values: &[(&'static str, &[usize])] = match source.name {
         "norm" => &[("DIM", &[1, 17, 48, 1024]), ("LANES", &[8, 64, 1024]), ("SUMS", &[1]), ("DROP", &[1])],
         "attention" => &[("HEAD_DIM", &[1, 20, 128])],
         "channel_norm" => &[("BATCH", &[0]), ("RELU", &[1, 2]), ("VEC", &[8]), ("LANES", &[8, 16])],
@@ -59,7 +59,7 @@ fn variants(source: &'static KernelSource) -> Vec<KernelVariant> {
             .collect(),
         _ => Vec::new(),
     };
-    let extents = extents.iter().flat_map(|(name, values)| values.iter().map(|v| plain.clone().with(name, v)));
+    let values = values.iter().flat_map(|(name, values)| values.iter().map(|v| plain.clone().with(name, v)));
     let e4m3 = e4m3.iter().fold(plain.clone(), |variant, (name, value)| variant.with(name, value));
-    [plain.clone(), half("bf16"), half("f16"), e4m3].into_iter().chain(extents).chain(functions).collect()
+    [plain.clone(), half("bf16"), half("f16"), e4m3].into_iter().chain(values).chain(functions).collect()
 }

@@ -16,9 +16,9 @@ pub(crate) use sources::*;
 /// The GPU to compile for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CompileTarget {
-    /// The compute capability without its dot, such as `80`, with a suffix in `90a`.
+    /// The newest architecture up to the GPU's that NVRTC supports, as `80` or `90a`.
     architecture: String,
-    /// Whether NVRTC is older than the GPU and emits PTX, which the driver compiles.
+    /// Whether NVRTC does not know the GPU's own architecture and emits PTX, which the driver compiles.
     ptx: bool,
     /// Versions of NVRTC and driver, on which the machine code may depend.
     versions: String,
@@ -29,7 +29,7 @@ impl CompileTarget {
     pub fn of((major, minor): (u32, u32), driver: &str) -> CompileTarget {
         let capability = 10 * major + minor;
         let (mut count, mut rtc_major, mut rtc_minor) = (0, 0, 0);
-        // SAFETY: NVRTC is loaded (`info::count`), the pointers are to live memory of the length that it returned.
+        // SAFETY: NVRTC is loaded (`info::initialise`), the pointers are to live memory of the length that it returned.
         let known = unsafe {
             rtc::nvrtcVersion(&mut rtc_major, &mut rtc_minor);
             rtc::nvrtcGetNumSupportedArchs(&mut count);
@@ -110,11 +110,12 @@ impl Drop for NvrtcProgram {
     }
 }
 
+/// As [`machine_code`], without the cache. NVRTC must be loaded.
 fn compile(source: &KernelSource, options: &[String], ptx: bool) -> Result<Vec<u8>, String> {
     let fail = |what: &str| format!("{what} {}.cu failed", source.name);
-    let text = |text: String| CString::new(text).map_err(|_| fail("reading"));
-    let (code, name) = (text(format!("{PRELUDE}{}", source.text))?, text(format!("{}.cu", source.name))?);
-    let options = options.iter().map(|o| text(o.clone())).collect::<Result<Vec<_>, _>>()?;
+    let c_string = |text: String| CString::new(text).map_err(|_| fail("reading"));
+    let (code, name) = (c_string(format!("{PRELUDE}{}", source.text))?, c_string(format!("{}.cu", source.name))?);
+    let options = options.iter().map(|o| c_string(o.clone())).collect::<Result<Vec<_>, _>>()?;
     let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
     let done = |result: nvrtcResult, what: &str| match result {
         nvrtcResult::NVRTC_SUCCESS => Ok(()),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// The text of one or more kernel files.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct KernelSource {
-    /// Its name without `.cu`.
+    /// The file's name without `.cu`; of several files, that of the last after `folder_`.
     pub name: &'static str,
     pub text: &'static str,
     /// The macros that name storage types of operands; f32 unless a variant says otherwise.
@@ -21,7 +21,7 @@ impl KernelSource {
     }
 }
 
-/// The header of every file.
+/// Compiled before the text of every source.
 pub(super) const PRELUDE: &str = include_str!("../kernels/prelude.cuh");
 
 /// `CONSTANT "file" [storage types] {MACRO: "default"}`.
@@ -39,7 +39,8 @@ macro_rules! sources {
     };
 }
 
-/// A source of several files of one folder, concatenated. Its other macros have no defaults; lowering sets all of them.
+/// A source of several files of one folder, concatenated: `instructions.cu` and those listed. Only `ELEMENT` and `OUT`
+/// have defaults; lowering sets all other macros.
 macro_rules! family {
     ($folder:literal $constant:ident $name:literal $($file:literal)*) => {
         pub(crate) static $constant: KernelSource = KernelSource {
@@ -94,7 +95,7 @@ sources!(
     WINDOWS "windows" [X Y] {VEC: "1", INDEX: "u64"},
 );
 
-/// A source with values for its macros: storage types, and the extents that the compiler specialises for.
+/// A source with values for its macros: storage types, functions, and extents that are compile-time constants.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct KernelVariant {
     pub source: &'static KernelSource,

@@ -7,7 +7,7 @@ use vit_graph::{GraphError, Hint};
 
 use crate::driver::{NAME, error, error_with_hints};
 
-/// The error of a driver call that failed while `doing` something; `text` is the driver's.
+/// The error of a driver call that failed while `doing` something; `text` is the driver's message.
 pub(crate) fn of_driver(result: CUresult, doing: &str, text: &str) -> GraphError {
     if is_lost(result) {
         return lost(doing, text);
@@ -28,7 +28,7 @@ pub(crate) fn of_driver(result: CUresult, doing: &str, text: &str) -> GraphError
 }
 
 /// Whether the context is lost: every later call of this process fails as well.
-pub(crate) fn is_lost(result: CUresult) -> bool {
+fn is_lost(result: CUresult) -> bool {
     matches!(
         result,
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
@@ -62,7 +62,7 @@ fn lost(doing: &str, text: &str) -> GraphError {
 /// The error of a call of cuBLASLt.
 pub(crate) fn of_cublas(status: Status, doing: &str) -> GraphError {
     match status {
-        // The only statuses of cuBLASLt for a context that was lost before.
+        // In a lost context cuBLASLt returns one of these, which do not say more.
         Status::CUBLAS_STATUS_EXECUTION_FAILED | Status::CUBLAS_STATUS_INTERNAL_ERROR => {
             lost(doing, &format!("cuBLASLt says {status:?}"))
         }

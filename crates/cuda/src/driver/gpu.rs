@@ -25,7 +25,7 @@ pub(crate) fn error_with_hints(reason: impl Into<String>, hints: &[Hint]) -> Gra
     GraphError::Device { device: NAME, reason: reason.into(), hints: hints.to_vec() }
 }
 
-/// The driver's text and name of a result.
+/// The driver's text and name of a result that it returned.
 pub(crate) fn message(result: CUresult) -> String {
     let text = |get: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
@@ -61,12 +61,12 @@ pub(crate) struct Gpu {
 
 struct Module(cu::CUmodule);
 
-// SAFETY: contexts, modules and cuBLASLt handles may be used from any thread, and the maps are behind locks.
+// SAFETY: contexts, modules and cuBLASLt handles may be used from any thread; what changes is behind locks.
 unsafe impl Send for Gpu {}
 // SAFETY: as above.
 unsafe impl Sync for Gpu {}
 
-/// A kernel that is ready to be launched.
+/// A kernel that is ready to be launched, valid while its [`Gpu`] lives.
 #[derive(Clone, Copy)]
 pub(crate) struct KernelFunction(pub cu::CUfunction);
 
@@ -74,7 +74,7 @@ impl Gpu {
     /// Opens GPU number `ordinal`, or returns it if it is open already.
     pub fn open(ordinal: usize) -> Result<Arc<Gpu>, Unavailable> {
         static OPEN: Mutex<Vec<(usize, Weak<Gpu>)>> = Mutex::new(Vec::new());
-        let found = info::count()?;
+        let found = info::initialise()?;
         if ordinal >= found {
             return Err(Unavailable::NoGpu { wanted: ordinal, found });
         }
@@ -99,7 +99,7 @@ impl Gpu {
             other => Err(Unavailable::Driver(message(other))),
         };
         let (mut device, mut context, mut handle) = (0, std::ptr::null_mut(), std::ptr::null_mut());
-        // SAFETY: `info::count` has found the driver and cuBLASLt, the pointers are to live variables.
+        // SAFETY: `info::initialise` has found the driver and cuBLASLt, the pointers are to live variables.
         unsafe {
             started(cu::cuDeviceGet(&mut device, info.ordinal as i32))?;
             started(cu::cuDevicePrimaryCtxRetain(&mut context, device))?;
@@ -114,7 +114,7 @@ impl Gpu {
         Ok(Gpu { info, target, lt: handle, gemm_algorithms, device, context, modules: Mutex::default() })
     }
 
-    /// Makes the GPU's context current in this thread.
+    /// Makes the GPU's context current in this thread, as the driver's calls require.
     pub fn enter(&self) -> Result<(), GraphError> {
         // SAFETY: the context lives as long as `self`.
         check(unsafe { cu::cuCtxSetCurrent(self.context) }, "choosing the GPU")

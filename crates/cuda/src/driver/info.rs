@@ -53,11 +53,12 @@ impl fmt::Display for DeviceInfo {
 
 /// All GPUs of this machine, or why none can be used.
 pub fn devices() -> Result<Vec<DeviceInfo>, Unavailable> {
-    (0..count()?).map(DeviceInfo::read).collect()
+    (0..initialise()?).map(DeviceInfo::read).collect()
 }
 
-/// The number of GPUs. It loads the libraries, so it must be the first call into CUDA.
-pub(crate) fn count() -> Result<usize, Unavailable> {
+/// Loads the driver, NVRTC and cuBLASLt and checks their versions; returns the number of GPUs, at least one. It must be
+/// the first call into CUDA.
+pub(crate) fn initialise() -> Result<usize, Unavailable> {
     CudaLibrary::Driver.find()?;
     let succeeded = |result: cu::CUresult| match result {
         cu::CUresult::CUDA_SUCCESS => Ok(()),
@@ -96,7 +97,7 @@ pub(crate) fn count() -> Result<usize, Unavailable> {
 }
 
 impl DeviceInfo {
-    /// Reads the properties of GPU number `ordinal`, which must be below [`count`].
+    /// Reads the properties of GPU number `ordinal`, which must be below the result of [`initialise`].
     pub(crate) fn read(ordinal: usize) -> Result<DeviceInfo, Unavailable> {
         let succeeded = |result: cu::CUresult| match result {
             cu::CUresult::CUDA_SUCCESS => Ok(()),
@@ -125,7 +126,7 @@ impl DeviceInfo {
         );
         let multiprocessors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: `count` has loaded both libraries, the pointers are to live variables.
+        // SAFETY: `initialise` has loaded both libraries, the pointers are to live variables.
         let cublas = unsafe {
             nvrtc::sys::nvrtcVersion(&mut major, &mut minor);
             cublaslt::sys::cublasLtGetVersion()

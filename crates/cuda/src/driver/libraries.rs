@@ -8,7 +8,7 @@ use cudarc::{cublaslt, driver, nvrtc};
 use libloading::Library;
 use vit_graph::Precision;
 
-/// Why no GPU can be used, in one line.
+/// Why no GPU, or with [`Unavailable::NoNccl`] no NCCL, can be used, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unavailable {
@@ -77,7 +77,7 @@ pub enum Unavailable {
     },
 }
 
-/// A library that this crate loads.
+/// A library without which no GPU can be used.
 #[derive(Clone, Copy)]
 pub(crate) enum CudaLibrary {
     Driver,
@@ -98,6 +98,7 @@ impl CudaLibrary {
         }
     }
 
+    /// Loads the library if the system's loader finds it by name; whether it does.
     fn present(self) -> bool {
         // SAFETY: this loads NVIDIA's own libraries by name, whose initialisers do nothing but set themselves up.
         unsafe {

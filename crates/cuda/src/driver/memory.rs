@@ -47,7 +47,8 @@ impl DeviceBuffer {
         offset.and_then(|offset| offset.checked_add(bytes)).is_some_and(|end| end <= self.bytes)
     }
 
-    /// Copies to an address in this buffer and waits for the copy.
+    /// Copies to an address in this buffer and waits for the copy, but not for streams: the caller must have
+    /// synchronised those that use the range.
     pub fn upload(&self, address: u64, data: &[u8]) -> Result<(), GraphError> {
         if data.is_empty() {
             return Ok(());
@@ -62,7 +63,7 @@ impl DeviceBuffer {
         check(unsafe { cu::cuStreamSynchronize(std::ptr::null_mut()) }, "copying to the GPU")
     }
 
-    /// Copies from an address in this buffer and waits for the copy, but not for other streams: the caller must have
+    /// Copies from an address in this buffer and waits for the copy, but not for streams: the caller must have
     /// synchronised those that write the range.
     pub fn download(&self, address: u64, into: &mut [u8]) -> Result<(), GraphError> {
         if into.is_empty() {
@@ -101,7 +102,7 @@ impl PinnedBuffer {
     }
 
     /// Fills `bytes` bytes from `offset` on with the concatenated parts, which must fit, and zeros after them. Returns
-    /// the address of the first byte. Earlier copies from this range must be complete.
+    /// the address of the first byte. The GPU must have completed earlier copies from this range.
     pub fn write(&mut self, offset: usize, parts: &[&[u8]], bytes: usize) -> *const std::ffi::c_void {
         assert!(offset + bytes <= self.bytes, "an input stays inside its buffer");
         // SAFETY: the range lies in the buffer, which `self` borrows exclusively.

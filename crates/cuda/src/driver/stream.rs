@@ -72,6 +72,7 @@ impl Event {
         check(unsafe { cu::cuEventSynchronize(self.0) }, "running")
     }
 
+    /// The time from one point in a stream to another; the streams must have passed both.
     pub fn milliseconds_since(&self, start: &Event) -> Result<f32, GraphError> {
         let mut milliseconds = 0.0;
         // SAFETY: both are live, the pointer is to a live variable.

@@ -32,13 +32,13 @@ pub(crate) struct Matrix {
 }
 
 impl Matrix {
-    /// One matrix, not transposed. It may be some columns of a wider one: `ld` is then the width of that.
+    /// One matrix, not transposed. If it is some columns of a wider one, `ld` is the width of the wider one.
     pub fn with_ld(address: u64, ld: usize) -> Self {
         Matrix { address, ld, transposed: false, batch_stride: 0 }
     }
 }
 
-/// The addresses of the factors of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the operands (they are
+/// The addresses of f32 factors of e4m3 matrices; 0 where there is none. `a` and `b` dequantise the operands (they are
 /// the inverses of quantisation scales), `d` quantises the result.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct QuantisationScales {
@@ -47,7 +47,7 @@ pub(crate) struct QuantisationScales {
     pub d: u64,
 }
 
-/// `d = op(a) · op(b) + bias + c`, or GELU of that, over a batch.
+/// `d = op(a) · op(b) + bias + c`, or GELU of that, over a batch. `op(a)` is `[m, k]`, `op(b)` `[k, n]`.
 #[derive(Debug, Clone)]
 pub(crate) struct MatrixProduct {
     pub batch: usize,
@@ -72,7 +72,7 @@ pub(crate) struct MatrixProduct {
     /// The storage type of `d`.
     pub result: Storage,
     pub precision: Precision,
-    /// [`WORKSPACE`] bytes.
+    /// The address of [`WORKSPACE`] bytes.
     pub workspace: u64,
 }
 
@@ -82,7 +82,7 @@ impl MatrixProduct {
         if self.result == Storage::E4m3 { Storage::Bf16 } else { self.result }
     }
 
-    /// Everything that the choice of an algorithm depends on, as text: the key of the choices in files.
+    /// Everything that the choice of an algorithm depends on, as text: the key of the choices, also in files.
     pub fn key(&self) -> String {
         let matrix = |m: &Matrix| format!("{}{}/{}", if m.transposed { "t" } else { "n" }, m.ld, m.batch_stride);
         let c = self.c.as_ref().map_or("-".into(), matrix);
@@ -108,31 +108,32 @@ impl MatrixProduct {
         )
     }
 
-    /// The alignment of all matrices in bytes, at most 256.
+    /// The alignment in bytes, at most 256, that all matrices have.
     fn alignment(&self) -> u32 {
         let addresses = [Some(self.a.address), Some(self.b.address), Some(self.d.address), self.c.map(|c| c.address)];
         addresses.iter().flatten().map(|a| 1 << a.trailing_zeros().min(8)).min().unwrap_or(256)
     }
 
-    /// Chooses an algorithm, or the plain kernel where cuBLASLt has none.
+    /// Chooses an algorithm, or the plain kernel where cuBLASLt has none. May run the product in the stream, to time
+    /// it.
     ///
     /// # Safety
     ///
     /// As for [`CublasMatmul::enqueue`].
     pub unsafe fn resolve(self, gpu: &Gpu, stream: &Stream) -> Result<ReadyLaunch, GraphError> {
         // SAFETY: as for this function.
-        match unsafe { self.algorithm(gpu, stream) }? {
+        match unsafe { self.resolve_with_cublas(gpu, stream) }? {
             Some(matmul) => Ok(ReadyLaunch::Matmul(matmul)),
             None => self.plain().resolve(gpu),
         }
     }
 
-    /// The product by cuBLASLt's fastest algorithm, if it has any.
+    /// The product with the algorithm that was chosen for it; `None` where cuBLASLt has none.
     ///
     /// # Safety
     ///
     /// As for [`CublasMatmul::enqueue`].
-    pub unsafe fn algorithm(&self, gpu: &Gpu, stream: &Stream) -> Result<Option<CublasMatmul>, GraphError> {
+    pub unsafe fn resolve_with_cublas(&self, gpu: &Gpu, stream: &Stream) -> Result<Option<CublasMatmul>, GraphError> {
         match CublasMatmul::new(self)? {
             // SAFETY: as for this function.
             Some(matmul) if self.k > 0 => unsafe { tuning::choose(gpu, stream, self, matmul) },
@@ -210,6 +211,7 @@ pub(crate) struct CublasMatmul {
     addresses: [u64; 4],
     beta: f32,
     workspace: u64,
+    /// Zeros until [`tuning::choose`] sets it.
     pub algorithm: lt::cublasLtMatmulAlgo_t,
     alignment: u32,
 }
@@ -244,7 +246,8 @@ macro_rules! attribute {
 }
 
 impl CublasMatmul {
-    /// `None` where an extent does not fit an i32, the type of cuBLASLt's batch count.
+    /// The product without an algorithm; `None` where an extent does not fit an i32, the type of cuBLASLt's batch
+    /// count.
     pub fn new(product: &MatrixProduct) -> Result<Option<CublasMatmul>, GraphError> {
         let p = product;
         if [p.m, p.n, p.k, p.batch].iter().any(|&extent| extent > i32::MAX as usize) {
@@ -292,11 +295,11 @@ impl CublasMatmul {
         let c_address = if p.c.is_none() && p.addend_storage() != p.result { 0 } else { c.address };
         let (operand, addend, result) = (data_type(p.operand), data_type(p.addend_storage()), data_type(p.result));
         // The memory of a row-major matrix, read as column-major, is its transpose.
-        let stored =
+        let column_major =
             |m: &Matrix, rows: usize, columns: usize| if m.transposed { (rows, columns) } else { (columns, rows) };
         let layouts = [
-            layout(operand, stored(&p.b, p.k, p.n), &p.b, p.batch)?,
-            layout(operand, stored(&p.a, p.m, p.k), &p.a, p.batch)?,
+            layout(operand, column_major(&p.b, p.k, p.n), &p.b, p.batch)?,
+            layout(operand, column_major(&p.a, p.m, p.k), &p.a, p.batch)?,
             layout(addend, (p.n, p.m), &c, p.batch)?,
             layout(result, (p.n, p.m), &p.d, p.batch)?,
         ];
@@ -311,7 +314,7 @@ impl CublasMatmul {
         }))
     }
 
-    /// The algorithms that cuBLASLt's heuristic suggests, best first.
+    /// At most `most` algorithms that cuBLASLt's heuristic suggests, best first.
     pub fn candidates(&self, gpu: &Gpu, most: usize) -> Result<Vec<lt::cublasLtMatmulAlgo_t>, GraphError> {
         let mut preference = MatmulPreference(std::ptr::null_mut());
         // SAFETY: the pointer is to a live variable.
@@ -358,7 +361,7 @@ impl CublasMatmul {
         Ok(results.iter().filter(|r| r.state == Status::CUBLAS_STATUS_SUCCESS).map(|r| r.algo).collect())
     }
 
-    /// Whether cuBLASLt accepts an algorithm for this product and its workspace suffices.
+    /// Whether cuBLASLt accepts an algorithm for this product, in a workspace of [`WORKSPACE`] bytes.
     pub fn accepts(&self, gpu: &Gpu, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
         let mut result = lt::cublasLtMatmulHeuristicResult_t {
             algo: *algorithm,
@@ -379,7 +382,8 @@ impl CublasMatmul {
     /// # Safety
     ///
     /// The GPU's context must be current. The product's addresses must point to device memory of its extents, and
-    /// `workspace` to [`WORKSPACE`] bytes, all of which stay allocated until the stream has run the product.
+    /// `workspace` to [`WORKSPACE`] bytes, all of which stay allocated until the stream has run the product. No other
+    /// stream may use the workspace until then.
     pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         let alpha = 1.0f32;
         let [b, a, c, d] = self.layouts.each_ref().map(|l| l.0);

@@ -1,4 +1,4 @@
-//! The fastest algorithm for every matrix product: timed once, cached for the process and on disk.
+//! The algorithm of every matrix product: for large ones the fastest, timed once, cached for the process and on disk.
 //!
 //! Timings vary, and each algorithm sums in another order. So that a training run has the same bits in every process,
 //! it saves the choices ([`AlgorithmChoices::record`]) and restores them ([`AlgorithmChoices::restore`]).
@@ -18,7 +18,7 @@ use crate::plan::storage::Storage;
 /// Suggestions of cuBLASLt that are timed.
 const CANDIDATES: usize = 8;
 
-/// Timed runs of each, after one warm-up; the fastest counts.
+/// Timed runs of each suggestion, after one warm-up; the fastest counts.
 const RUNS: usize = 5;
 
 /// Products of fewer FLOPs take cuBLASLt's first suggestion: they last about as long as a launch.
@@ -47,7 +47,7 @@ impl AlgorithmChoices {
         AlgorithmChoices { file, timed, used: BTreeMap::new(), restored: BTreeMap::new() }
     }
 
-    /// Earlier choices for a product: of the restored run, of this process, of the cache.
+    /// Earlier choices for a product, the preferred first: of the restored run, of this process, of earlier processes.
     fn find(&self, key: &str) -> impl Iterator<Item = &Algorithm> {
         [&self.restored, &self.used, &self.timed].into_iter().filter_map(move |choices| choices.get(key))
     }
@@ -58,8 +58,8 @@ impl AlgorithmChoices {
         cache::write(&self.file, lines.collect::<String>().as_bytes());
     }
 
-    /// Everything that decides in which order products sum: those of this process, and restored ones that it has not
-    /// used.
+    /// Everything that decides in which order products sum: libraries, the choices of this process, and restored
+    /// choices that it has not used.
     pub fn record(&self, info: &DeviceInfo) -> Algorithms {
         let environment = [("GPU", &info.name), ("cuBLASLt", &info.cublas), ("NVRTC", &info.nvrtc)];
         let environment = environment.map(|(what, version)| (what.to_string(), version.clone()));
@@ -84,7 +84,8 @@ fn parse(notation: &str) -> Option<Algorithm> {
     Some(Algorithm { data: words?.try_into().ok()? })
 }
 
-/// Chooses the algorithm of a product; `None` where cuBLASLt has none for it.
+/// Sets the algorithm of `matmul`, which describes `product`; `None` where cuBLASLt has none. Timing overwrites the
+/// product's result.
 ///
 /// # Safety
 ///

@@ -1,5 +1,5 @@
-//! Elementwise operations: a kernel of `arithmetic.cu` for each function of one or two elements, which has the name of
-//! the graph's operation.
+//! Elementwise operations: `arithmetic.cu`, compiled with a function of one or two elements, which has the name of the
+//! graph's operation.
 
 use super::movement::{MAX_AXES, collapse, index_type, vector};
 use super::{Emitter, THREADS, VECTOR};

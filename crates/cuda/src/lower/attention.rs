@@ -58,7 +58,7 @@ impl Extents {
         self.heads * self.head_dim
     }
 
-    /// Tiles of so many tokens, in all heads of all samples.
+    /// The number of tiles of [`TILE`] of so many tokens, in all heads of all samples.
     fn tiles(&self, tokens: usize) -> usize {
         tokens.div_ceil(TILE) * self.heads * self.batch
     }
@@ -68,7 +68,8 @@ impl Extents {
     }
 }
 
-/// The other inputs and the outputs of the gradient on tensor cores, all bf16 but `lse` and `dbias`.
+/// The operands of the gradient on tensor cores besides those of [`AttentionCall`], by their addresses. All are bf16
+/// but `lse` and `dbias`.
 struct AttentionGradients {
     out: u64,
     dy: u64,
@@ -76,7 +77,7 @@ struct AttentionGradients {
     lse: u64,
     /// The gradients of query, key and value.
     results: [u64; 3],
-    /// From one token to the next in each, in elements.
+    /// From one token to the next in each of the results, in elements.
     stride: usize,
     /// The gradient of the bias, if it has consumers.
     dbias: Option<Operand>,
@@ -114,7 +115,7 @@ impl AttentionCall {
             .with("B", bias.name())
     }
 
-    /// `AttentionShape` of the kernels; `gradients` are the strides of tokens in the operands' gradients.
+    /// `AttentionShape` of `attention.cu`; `gradients` are the strides of tokens in the operands' gradients.
     fn shape(&self, gradients: [usize; 3]) -> CStruct {
         let x = self.extents;
         CStruct::new()
@@ -147,20 +148,20 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
     if x.score_rows() == 0 {
         return Ok(());
     }
-    // An output without consumers has address 0. The kernels then do not write the log-sum-exp, but
-    // `attention_weights` reads it; the result they always write.
+    // An output without consumers has address 0. The kernels then do not write the log-sum-exp, which
+    // `attention_weights` needs; the result they write in any case.
     let lse = if lse.is_written() || !weights.is_written() { lse.address } else { e.scratch(4 * x.score_rows()) };
     let result = if out.is_written() { out.address } else { e.scratch(out.shape.elements() * out.storage.bytes()) };
     // Only the kernels for Hopper write e4m3; other results are quantised afterwards.
-    let stored = if out.storage == Storage::E4m3 { call.storage } else { out.storage };
-    let variant = call.variant().with("O", stored.name());
+    let written = if out.storage == Storage::E4m3 { call.storage } else { out.storage };
+    let variant = call.variant().with("O", written.name());
     let [q, k, v] = call.operands;
     if hopper::supports(&call, e) && (out.storage == call.storage || out.storage == Storage::E4m3) {
         hopper::forward(&call, result, &out, lse, e);
     } else {
         let count = out.shape.elements();
-        let to = if stored == out.storage { result } else { e.scratch(count * stored.bytes()) };
-        if mma::supports(&call, e) && stored == Storage::Bf16 {
+        let to = if written == out.storage { result } else { e.scratch(count * written.bytes()) };
+        if mma::supports(&call, e) && written == Storage::Bf16 {
             mma::forward(&call, to, lse, e);
         } else {
             let arguments = KernelArguments::new()
@@ -170,8 +171,8 @@ pub(super) fn forward(op: &Attention, e: &mut Emitter) -> Result<(), String> {
             let grid = [x.tiles(x.queries), 1, 1];
             e.kernel(variant.clone(), "attention_forward", grid, THREADS, call.shared(3, 1, 3), arguments);
         }
-        if stored != out.storage {
-            e.quantise((to, stored), result, out.scales, count);
+        if written != out.storage {
+            e.quantise((to, written), result, out.scales, count);
         }
     }
     if weights.is_written() {

@@ -33,7 +33,7 @@ impl NormShape {
         CStruct::new().u64(self.rows as u64).u32s(&[self.channels, self.pixels, self.groups])
     }
 
-    /// The number of means.
+    /// The number of means, and of variances.
     fn statistics(&self) -> usize {
         if self.batch { self.channels } else { self.rows / self.pixels.max(1) * self.groups }
     }
@@ -108,7 +108,7 @@ pub(super) fn batch(op: &BatchNorm, e: &mut Emitter) {
 }
 
 /// relu(batch_norm(x) + residual), the first output; the residual is the sixth input, if there is one.
-pub(super) fn batch_relu(op: &BatchNorm, e: &mut Emitter) {
+pub(crate) fn batch_relu(op: &BatchNorm, e: &mut Emitter) {
     let residual = e.inputs.get(5).cloned();
     batch_with(op, NormEpilogue { relu: true, residual }, e);
 }
@@ -137,7 +137,8 @@ fn forward(groups: Option<usize>, epsilon: f32, running: CStruct, epilogue: Norm
     }
 }
 
-/// Mean, rstd and, unless its address is 0, biased variance.
+/// Writes mean, rstd and, unless its address is 0, biased variance to `statistics`, and the running statistics that
+/// `running`, `RunningStatistics` of the kernels, has addresses for.
 fn moments(e: &mut Emitter, x: &Operand, shape: NormShape, epsilon: f32, statistics: [u64; 3], running: CStruct) {
     let variant = shape.variant().with("X", x.storage.name());
     let (partials, splits) = if shape.batch {
@@ -205,6 +206,8 @@ pub(super) fn variance_about(op: &VarianceAbout, e: &mut Emitter) {
     e.kernel(variant, "variance_about", [count.div_ceil(THREADS), 1, 1], THREADS, 0, arguments);
 }
 
+/// From x, gamma and beta of each of this process's parts of the batch, the sums over all parts of means and of
+/// variances, and the running statistics, to y of each part, mean, rstd and the new running statistics.
 pub(super) fn sync_batch(op: &SyncBatchNorm, e: &mut Emitter) {
     let own = op.synced.own;
     let shape = NormShape::new(&e.inputs[0].shape, None);
@@ -245,7 +248,7 @@ pub(super) fn sync_batch_grad(op: &SyncBatchNormGrad, e: &mut Emitter) {
     normalise_grad(e, shape, [&dy, &x, &dx], [gamma, 0, mean, rstd, dbeta, dgamma], op.count, 0);
 }
 
-/// The gradient of a relu after a norm, computed by the norm's backward kernels.
+/// The gradient of a relu after a norm, which the kernels of the norm's gradient compute.
 enum ReluGrad {
     None,
     /// Of relu(norm(x)); its derivative is computed from x, with the norm's `beta` at this address.
@@ -264,14 +267,14 @@ pub(super) fn backward(groups: Option<usize>, e: &mut Emitter) {
 }
 
 /// The gradient of relu(batch_norm(x)); `beta` is the sixth input.
-pub(super) fn batch_relu_grad(e: &mut Emitter) {
+pub(crate) fn batch_relu_grad(e: &mut Emitter) {
     let beta = e.inputs[5].address;
     backward_with(None, ReluGrad::OfNorm(beta), e);
 }
 
 /// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
 /// seventh, if there is one; the gradient of the sum is the fourth output.
-pub(super) fn batch_add_relu_grad(e: &mut Emitter) {
+pub(crate) fn batch_add_relu_grad(e: &mut Emitter) {
     let (result, dy2, dx) = (e.inputs[5].clone(), e.inputs.get(6).cloned(), e.outputs[3].clone());
     backward_with(None, ReluGrad::OfSum { result, dy2, dx }, e);
 }
@@ -293,7 +296,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
         e.kernel(variant.clone(), "sum_splits_f32", [count.div_ceil(8), 1, 1], THREADS, 0, arguments);
     };
     let mut sums = variant.clone().with("DY", dy.storage.name());
-    // `relu` is `RELU` of the kernels.
+    // `relu` is the macro `RELU` of the kernels.
     let (mut relu_operands, mut beta, mut relu) = ([0; 3], 0, 0);
     match &relu_grad {
         ReluGrad::None => {}
@@ -337,7 +340,7 @@ fn backward_with(groups: Option<usize>, relu_grad: ReluGrad, e: &mut Emitter) {
 }
 
 /// The gradient of `x`; `vectors` are gamma, beta, mean, rstd, and the kernel's `sum` and `dot` (for a batch norm, dbeta
-/// and dgamma), `size` the elements that share a mean.
+/// and dgamma), `size` the elements that share a mean, `relu` the macro `RELU`.
 fn normalise_grad(
     e: &mut Emitter,
     shape: NormShape,

@@ -1,5 +1,5 @@
-//! Convolution and its gradients: by implicit GEMM in bf16 on Hopper ([`hopper`]), else by im2col and one matrix
-//! product per group, over as many images at a time as fit into the scratch memory.
+//! Convolution and its gradients, except depthwise: by implicit GEMM in bf16 on Hopper ([`hopper`]), else by im2col and
+//! one matrix product per group, over as many images at a time as fit into the scratch memory.
 
 mod hopper;
 
@@ -76,7 +76,7 @@ impl ConvGeometry {
         starts.flat_map(|s| (0..self.conv.groups).map(move |g| (s, images.min(self.batch - s), g))).collect()
     }
 
-    /// `ConvShape` of the kernels.
+    /// `ConvShape` of the kernels, for one group of channels.
     fn shape(&self, group: usize) -> CStruct {
         let Conv2d { stride, padding, dilation, .. } = self.conv;
         CStruct::new()
@@ -90,7 +90,8 @@ impl ConvGeometry {
     }
 }
 
-/// im2col of `count` images from `start` on, for one group of channels.
+/// im2col of `count` images from number `start` on, for one group of channels; `image` is the address of the first
+/// image.
 fn im2col(
     geometry: &ConvGeometry,
     (image, stored): (u64, Storage),

@@ -10,7 +10,7 @@ use crate::run::arguments::{CStruct, KernelArguments};
 const OUTPUTS_PER_THREAD: usize = 4;
 const CHANNEL_THREADS: usize = 8;
 
-/// The most parts of the reduction over pixels for the filters' gradient (split-K): one thread adds them one after another.
+/// The most splits of the reduction over pixels for the filters' gradient: one thread adds them one after another.
 const MAX_SPLITS: usize = 256;
 
 /// The widest filter for which the sums of eight channels fit a thread's registers.
@@ -38,7 +38,7 @@ fn pixel_runs(shape: &[usize]) -> usize {
     shape[0] * shape[1] * shape[2].div_ceil(OUTPUTS_PER_THREAD) * (shape[3] / channel_vector(shape[3]))
 }
 
-/// The filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
+/// The address of the filters as f32 `[kernel_height, kernel_width, channels]` in scratch memory.
 fn transposed_filters(e: &mut Emitter) -> u64 {
     let ((from, stored), weight) = (e.stored(1), e.inputs[1].shape.clone());
     let (channels, filter_size) = (weight[0], weight[2] * weight[3]);

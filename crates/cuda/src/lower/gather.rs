@@ -4,7 +4,7 @@ use super::{Emitter, THREADS};
 use crate::compile::{self, KernelVariant};
 use crate::run::arguments::KernelArguments;
 
-/// The width from which a block computes a whole row of the table's gradient.
+/// The width of a row from which a block computes [`THREADS`] elements of the table's gradient, instead of one.
 const WIDE: usize = 128;
 
 pub(super) fn gather(e: &mut Emitter) {

@@ -20,7 +20,8 @@ impl Emitter {
         Storage::half(self.precision).unwrap_or(Storage::F32)
     }
 
-    /// `d = op(a) · op(b)` with operands in [`Emitter::operand_storage`]; the caller may add bias, addend and scales.
+    /// `d = op(a) · op(b)` with operands in [`Emitter::operand_storage`]; the caller may set the other fields, and
+    /// passes the product to [`Emitter::multiply`] or to a [`Request::Fused`].
     pub(super) fn product(
         &mut self,
         [batch, m, n, k]: [usize; 4],
@@ -77,6 +78,7 @@ pub(super) fn linear(op: &Linear, e: &mut Emitter) {
         e.product([1, m, n, k], Matrix::with_ld(x, k), weight, (Matrix::with_ld(y.address, n), y.storage));
     (product.operand, product.scales) = (operand, scales);
     product.bias = bias.map(|i| e.input_as(i, product.addend_storage()));
+    // With the whole epilogue.
     let mut whole = product.clone();
     if y.storage == Storage::E4m3 {
         whole.scales.d = y.scales;

@@ -1,7 +1,7 @@
 //! Lowering: from an operation to the requests (kernels, products, copies) that compute it.
 //!
-//! Lowering is a pure function of operation, shapes, storage types and addresses. It runs twice: with placeholder
-//! addresses, to find the scratch memory of each node, and with the final ones.
+//! Lowering is a pure function of operation, shapes, storage types and addresses. It first runs with placeholder
+//! addresses, to find the scratch memory of each node, and again with the final ones.
 
 mod arithmetic;
 mod attention;
@@ -25,8 +25,15 @@ mod windows;
 
 pub(crate) use arithmetic::conversion;
 pub(crate) use attention::{hopper_variants, mma_variants};
+pub(crate) use channel_norm::{
+    batch_add_relu_grad as batch_norm_add_relu_grad, batch_relu as batch_norm_relu,
+    batch_relu_grad as batch_norm_relu_grad,
+};
 pub(crate) use conv::convolution_variants;
-use vit_graph::ops::{Activation, Binary, Dropout, LayerNorm, LayerNormGrad, Op, Operation};
+pub(crate) use norm::{NormGradFusion, backward as norm_grad, dropped_add_layer_norm as dropped_add_norm};
+pub(crate) use optimise::{is_optimiser, share_launch, updates};
+pub(crate) use rows::{activation_grad_and_sums, supports_column_sums};
+use vit_graph::ops::{Binary, Op, Operation};
 use vit_graph::{Hint, Shape};
 
 use crate::Precision;
@@ -40,7 +47,7 @@ use crate::run::launch::{KernelLaunch, Request};
 /// A value as an operand of kernels.
 #[derive(Debug, Clone)]
 pub(crate) struct Operand {
-    /// Its address; 0 for an output that nothing outside its fused group reads, or a stored value without f32 form.
+    /// 0 for an output that nothing outside its fused group reads, and for a stored value without an f32 form.
     pub address: u64,
     /// The storage type at `address`.
     pub storage: Storage,
@@ -48,7 +55,8 @@ pub(crate) struct Operand {
     pub half: u64,
     /// The address of a stored value's e4m3 form; 0 without one.
     pub e4m3: u64,
-    /// The address of its quantisation scale and the scale's inverse; 0 without one.
+    /// The address of the value's quantisation scale; the inverse is [`INVERSE`](crate::plan::fp8::INVERSE) bytes further.
+    /// 0 without one.
     pub scales: u64,
     pub shape: Shape,
 }
@@ -103,12 +111,12 @@ impl BumpRegion {
 /// Elements of the widest vector of a thread: `VEC` of the kernel files that define it as 8.
 const VECTOR: usize = 8;
 
-/// The widest vector that divides all extents.
+/// The widest vector, in elements, that divides all extents.
 fn vector_width(extents: &[usize]) -> usize {
     [8, 4, 2].into_iter().find(|width| extents.iter().all(|extent| extent.is_multiple_of(*width))).unwrap_or(1)
 }
 
-/// The vector of channels in kernels that have only the widest and the scalar one.
+/// The width of vectors of channels in kernels that have only the widest and the scalar one.
 fn channel_vector(channels: usize) -> usize {
     if channels.is_multiple_of(VECTOR) { VECTOR } else { 1 }
 }
@@ -117,6 +125,7 @@ fn channel_vector(channels: usize) -> usize {
 const THREADS: usize = 256;
 
 impl Emitter {
+    /// `scratch` and `tables` are the addresses of the node's scratch memory and tables.
     pub fn new(
         inputs: Vec<Operand>,
         outputs: Vec<Operand>,
@@ -148,12 +157,12 @@ impl Emitter {
         self.tables.used
     }
 
-    /// Memory that only this node uses while it runs.
+    /// The address of memory that only this node uses while it runs.
     fn scratch(&mut self, bytes: usize) -> u64 {
         self.scratch.take(bytes)
     }
 
-    /// Memory with a constant content.
+    /// The address of memory with a constant content.
     fn table(&mut self, content: Vec<u8>) -> u64 {
         let address = self.tables.take(content.len());
         self.table_contents.push((address, content));
@@ -180,7 +189,7 @@ impl Emitter {
         }));
     }
 
-    /// A one-dimensional launch over `count` elements, `each` per thread.
+    /// A one-dimensional launch over `count` elements (or vectors), `each` per thread.
     fn kernel_1d(
         &mut self,
         variant: KernelVariant,
@@ -209,7 +218,7 @@ impl Emitter {
         to
     }
 
-    /// The address and storage type of an input in the form that is stored.
+    /// The address and storage type of an input as it is stored; in f32, if it is also stored in that.
     fn stored(&self, input: usize) -> (u64, Storage) {
         let operand = &self.inputs[input];
         if operand.address != 0 { (operand.address, operand.storage) } else { (operand.half, self.operand_storage()) }
@@ -221,7 +230,7 @@ impl Emitter {
         }
     }
 
-    /// The address of an input in e4m3; quantised into scratch memory unless it is stored in e4m3.
+    /// The address of an input in e4m3; quantised into scratch memory unless it is stored in e4m3. It must have scales.
     fn quantised(&mut self, input: usize) -> u64 {
         let x = self.inputs[input].clone();
         if x.storage == Storage::E4m3 {
@@ -330,8 +339,8 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         Op::ActivationGrad(op) => rows::activation_grad(op.0, e),
         Op::Binary(op) => arithmetic::elementwise2(op.name(), e)?,
         Op::PartSum(_) => arithmetic::elementwise2(Binary::Add.name(), e)?,
-        Op::AllReduce(_) | Op::ReduceScatter(_) => movement::exchanged(0, e),
-        Op::AllGather(op) => movement::exchanged(op.shards.own().start, e),
+        Op::AllReduce(_) | Op::ReduceScatter(_) => movement::copy_for_exchange(0, e),
+        Op::AllGather(op) => movement::copy_for_exchange(op.shards.own().start, e),
         Op::Unary(op) => arithmetic::elementwise(op.name(), op.parameter(), e),
         Op::Scale(op) => arithmetic::elementwise(op.name(), op.0, e),
         Op::Dropout(op) => rows::dropout(*op, e),
@@ -356,45 +365,4 @@ pub(crate) fn node(op: &Op, e: &mut Emitter) -> Result<(), Unsupported> {
         other => return Err(format!("{} is only for the CPU", other.name()).into()),
     }
     Ok(())
-}
-
-pub(crate) use norm::NormGradFusion;
-pub(crate) use optimise::{is_optimiser, share_launch};
-pub(crate) use rows::supports_column_sums;
-
-/// Updates of several parameters in shared launches; the emitter has the inputs and outputs of all, one update after
-/// another.
-pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
-    optimise::updates(ops, e);
-}
-
-/// A layer norm of a sum with stochastic depth on its second term; the seed is the last input.
-pub(crate) fn dropped_add_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
-    norm::dropped_add_layer_norm(op, drop, e);
-}
-
-/// A layer norm's gradient with fused operations; their inputs and outputs follow those of the gradient.
-pub(crate) fn norm_grad(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter) {
-    norm::backward(op, fused, e);
-}
-
-/// An activation's gradient and its column sums.
-pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
-    rows::activation_grad_and_sums(op, e);
-}
-
-/// relu(batch_norm(x)), which replaces the norm's first output; a sixth input is a residual, added before the relu.
-pub(crate) fn batch_norm_relu(op: &vit_graph::ops::BatchNorm, e: &mut Emitter) {
-    channel_norm::batch_relu(op, e);
-}
-
-/// The gradient of relu(batch_norm(x)); the norm's `beta` is the sixth input.
-pub(crate) fn batch_norm_relu_grad(e: &mut Emitter) {
-    channel_norm::batch_relu_grad(e);
-}
-
-/// The gradient of relu(batch_norm(x) + residual). The relu's result is the sixth input, a second gradient of it the
-/// seventh, if there is one; the gradient of the sum is the fourth output.
-pub(crate) fn batch_norm_add_relu_grad(e: &mut Emitter) {
-    channel_norm::batch_add_relu_grad(e);
 }

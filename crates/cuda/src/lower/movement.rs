@@ -1,4 +1,4 @@
-//! Operations that only move elements, all by one strided copy.
+//! Operations that only move elements, by a kernel for strided copies.
 
 use vit_graph::ops::{Broadcast, Concat, Pad, Permute, Slice};
 
@@ -51,8 +51,9 @@ pub(super) fn index_type(count: usize) -> &'static str {
     if count <= i32::MAX as usize { "u32" } else { "u64" }
 }
 
-/// A copy to the result, from element `first` on, which the executable then exchanges with the other processes.
-pub(super) fn exchanged(first: usize, e: &mut Emitter) {
+/// Copies the input to the result, from element `first` on; the executable then exchanges the result with other
+/// processes (`run/exchange.rs`).
+pub(super) fn copy_for_exchange(first: usize, e: &mut Emitter) {
     let bytes = 4 * e.inputs[0].shape.elements();
     if bytes > 0 {
         let to = e.outputs[0].address + 4 * first as u64;

@@ -46,7 +46,7 @@ pub(super) fn add_layer_norm(op: &LayerNorm, e: &mut Emitter) {
 }
 
 /// The norm of the sum of the first two inputs, the second with stochastic depth; the seed is the last input.
-pub(super) fn dropped_add_layer_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
+pub(crate) fn dropped_add_layer_norm(op: &LayerNorm, drop: Dropout, e: &mut Emitter) {
     forward(op, true, Some(drop), e);
 }
 
@@ -101,7 +101,7 @@ pub(crate) struct NormGradFusion {
 
 /// From `dy, x, gamma, mean, rstd`, then the residual's gradient and the seed of stochastic depth, to `dx, dgamma,
 /// dbeta`, then the dropped `dx` and the column sums; those after the first five and three only with their fusions.
-pub(super) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter) {
+pub(crate) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter) {
     let (dy, x, dx) = (&e.inputs[0], &e.inputs[1], &e.outputs[0]);
     let (rows, dim) = (x.shape.rows(), x.shape.last());
     let lanes = lanes(dim);
@@ -110,7 +110,7 @@ pub(super) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter
     let seed = fused.drop.zip(e.inputs.last().map(|seed| seed.address));
     let dropped = fused.drop.map_or((0, dx.storage), |_| (e.outputs[3].address, e.outputs[3].storage));
     let sums = e.outputs.last().filter(|_| fused.sums).map_or((0, Storage::F32), |s| (s.address, s.storage));
-    let parts = 2 + usize::from(fused.sums);
+    let sums_per_column = 2 + usize::from(fused.sums);
     let variant = KernelVariant::new(&compile::NORM)
         .with("DIM", dim)
         .with("LANES", lanes)
@@ -130,7 +130,7 @@ pub(super) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter
     let (dy, x) = (dy.address, x.address);
     // Few blocks with many rows each: a block's partial sums of dgamma and dbeta are written once.
     let blocks = rows.div_ceil(group_rows).clamp(1, BLOCKS_PER_SM * e.multiprocessors);
-    let partials = if dgamma | dbeta | sums != 0 { e.scratch(blocks * parts * dim * 4) } else { 0 };
+    let partials = if dgamma | dbeta | sums != 0 { e.scratch(blocks * sums_per_column * dim * 4) } else { 0 };
     let arguments = KernelArguments::new()
         .pointers(&[dy, x, gamma, mean, rstd, residual.0])
         .u32(rows)
@@ -140,6 +140,7 @@ pub(super) fn backward(op: LayerNormGrad, fused: NormGradFusion, e: &mut Emitter
     if partials != 0 {
         let arguments = KernelArguments::new().pointer(partials).u32(blocks).pointers(&[dgamma, dbeta, sums]);
         // A block sums eight columns.
-        e.kernel(variant, "layer_norm_grad_parameters", [(parts * dim).div_ceil(8), 1, 1], THREADS, 0, arguments);
+        let grid = [(sums_per_column * dim).div_ceil(8), 1, 1];
+        e.kernel(variant, "layer_norm_grad_parameters", grid, THREADS, 0, arguments);
     }
 }

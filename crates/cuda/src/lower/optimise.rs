@@ -17,10 +17,10 @@ fn blocks(elements: usize) -> usize {
     elements.div_ceil(CHUNK)
 }
 
-/// `Chunk` of the kernels for every block: the tensor and the chunk of it.
+/// `Chunk` of the kernels for every block: the number of the tensor, and of the chunk within it.
 fn chunks(counts: &[usize]) -> Vec<u8> {
-    let parts = counts.iter().enumerate().flat_map(|(tensor, &count)| (0..blocks(count)).map(move |i| [tensor, i]));
-    parts.flat_map(|chunk| CStruct::new().u32s(&chunk).finish()).collect()
+    let chunks = counts.iter().enumerate().flat_map(|(tensor, &count)| (0..blocks(count)).map(move |i| [tensor, i]));
+    chunks.flat_map(|chunk| CStruct::new().u32s(&chunk).finish()).collect()
 }
 
 pub(super) fn global_norm(e: &mut Emitter) {
@@ -46,7 +46,7 @@ pub(super) fn norm_of_sums(e: &mut Emitter) {
     root_of_sum(e, all, counts.iter().sum());
 }
 
-/// The sum of squares of every chunk of the inputs.
+/// Writes the sum of squares of every chunk of the inputs, one f32 each, to the address `to`.
 fn sum_squares(e: &mut Emitter, to: u64) {
     const { assert!(CHUNK == SQUARES) };
     let counts: Vec<usize> = e.inputs.iter().map(|x| x.shape.elements()).collect();
@@ -83,7 +83,7 @@ struct UpdateKernel {
     hyperparameters: Option<CStruct>,
     /// Weight decay of this tensor: that added to the gradient, and that added to the update (decoupled, as in AdamW).
     weight_decay: [f32; 2],
-    /// Whether the update is scaled by the ratio of the parameter's norm to its own (LAMB).
+    /// Whether the update is scaled by the ratio of the parameter's norm to the update's (LAMB).
     trust_ratio: bool,
     /// The kernel of the second pass, over tensors with a trust ratio. Both passes take partial sums of the norms.
     second_pass: Option<&'static str>,
@@ -203,7 +203,7 @@ fn tables(e: &mut Emitter, tensors: &[TensorUpdate]) -> [u64; 2] {
     [e.table(table), e.table(chunks(&counts))]
 }
 
-/// Whether an operation is the update of a parameter.
+/// Whether [`updates`] lowers an operation: updates from gradients, moving averages, guarded updates.
 pub(super) fn is_update(op: &Op) -> bool {
     UpdateKernel::of(op).is_some()
 }
@@ -223,9 +223,9 @@ pub(crate) fn share_launch(a: &Node, b: &Node) -> bool {
         && shared(a) == shared(b)
 }
 
-/// The launches of updates of which any two [`share_launch`]; the emitter has the inputs and outputs of all of them,
+/// The launches of updates, any two of which [`share_launch`]; the emitter has the inputs and outputs of all of them,
 /// one update after another.
-pub(super) fn updates(ops: &[&Op], e: &mut Emitter) {
+pub(crate) fn updates(ops: &[&Op], e: &mut Emitter) {
     let kernels: Vec<UpdateKernel> = ops.iter().filter_map(|op| UpdateKernel::of(op)).collect();
     let Some(first) = kernels.first() else { return };
     let (inputs, outputs) = (e.inputs.len() / ops.len(), e.outputs.len() / ops.len());

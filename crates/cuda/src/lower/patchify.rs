@@ -47,12 +47,12 @@ pub(super) fn unpatchify(op: &Unpatchify, e: &mut Emitter) {
     let (x, y) = (&e.inputs[0], &e.outputs[0]);
     let count = y.shape.elements();
     let variant = KernelVariant::new(&compile::PATCHIFY).with("X", x.storage.name()).with("Y", y.storage.name());
-    let first = usize::from(op.patchify.layout == ImageLayout::ChannelsFirst);
+    let channels_first = usize::from(op.patchify.layout == ImageLayout::ChannelsFirst);
     let arguments = KernelArguments::new()
         .pointer(x.address)
         .pointer(y.address)
         .fields(patch_grid(&op.patchify, &op.image))
-        .u32(first)
+        .u32(channels_first)
         .u64(count);
     e.kernel_1d(variant, "unpatchify", count, 1, arguments);
 }

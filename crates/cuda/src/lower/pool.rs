@@ -33,19 +33,19 @@ pub(super) fn backward(op: &Pool2d, e: &mut Emitter) {
     let (dy, x, dx) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone());
     let vec = channel_vector(x.shape.last());
     let shape = shape(op, &x.shape, &dy.shape);
-    // The largest value of the type is `NO_TAP`.
+    // 255 is `NO_TAP` in u8.
     let small = op.kernel[0] * op.kernel[1] < usize::from(u8::MAX);
     let (tap, bytes) = if small { ("u8", 1) } else { ("u32", 4) };
     let variant = variant(op, vec).with("TAP", tap);
-    let mut taps = 0;
+    let mut argmax_taps = 0;
     if op.pooling == PoolMode::Max {
-        taps = e.scratch(bytes * dy.shape.elements());
+        argmax_taps = e.scratch(bytes * dy.shape.elements());
         let count = dy.shape.elements() / vec;
-        let arguments = KernelArguments::new().pointers(&[x.address, taps]).fields(shape.clone()).u64(count);
+        let arguments = KernelArguments::new().pointers(&[x.address, argmax_taps]).fields(shape.clone()).u64(count);
         e.kernel_1d(variant.clone().with("X", x.storage.name()), "argmax", count, 1, arguments);
     }
     let count = dx.shape.elements() / vec;
     let variant = variant.with("DY", dy.storage.name()).with("Y", dx.storage.name());
-    let arguments = KernelArguments::new().pointers(&[dy.address, taps, dx.address]).fields(shape).u64(count);
+    let arguments = KernelArguments::new().pointers(&[dy.address, argmax_taps, dx.address]).fields(shape).u64(count);
     e.kernel_1d(variant, "pool_grad", count, 1, arguments);
 }

@@ -50,20 +50,20 @@ pub(super) fn reduce(op: &Reduce, e: &mut Emitter) -> Result<(), String> {
         // Only axes of extent 1 are summed.
         None => sum_rows(e, &x, &y, results, 1, factor),
         _ => {
-            let part = |wanted: bool, list: &[usize]| {
-                let mut part: Vec<usize> =
-                    list.iter().zip(&summed).filter(|(_, s)| **s == wanted).map(|(n, _)| *n).collect();
-                part.resize(MAX_AXES, 0);
-                part
+            let padded = |of_summed: bool, list: &[usize]| {
+                let mut axes: Vec<usize> =
+                    list.iter().zip(&summed).filter(|(_, s)| **s == of_summed).map(|(n, _)| *n).collect();
+                axes.resize(MAX_AXES, 0);
+                axes
             };
-            let axes = summed.iter().filter(|s| **s).count();
+            let summed_axes = summed.iter().filter(|s| **s).count();
             let strides = CStruct::new()
-                .u32(summed.len() - axes)
-                .u32(axes)
-                .u32s(&part(false, &extents))
-                .u32s(&part(true, &extents))
-                .u64s(&part(false, &from))
-                .u64s(&part(true, &from));
+                .u32(summed.len() - summed_axes)
+                .u32(summed_axes)
+                .u32s(&padded(false, &extents))
+                .u32s(&padded(true, &extents))
+                .u64s(&padded(false, &from))
+                .u64s(&padded(true, &from));
             let arguments = KernelArguments::new()
                 .pointer(x.address)
                 .pointer(y.address)
@@ -81,6 +81,7 @@ fn variant(x: &Operand, y: Storage) -> KernelVariant {
     KernelVariant::new(&compile::REDUCE).with("X", x.storage.name()).with("Y", y.name())
 }
 
+/// `factor` times the sum of each row of x `[rows, count]`.
 fn sum_rows(e: &mut Emitter, x: &Operand, y: &Operand, rows: usize, count: usize, factor: f32) {
     let arguments = KernelArguments::new().pointer(x.address).pointer(y.address).u64(rows).u64(count).f32(factor);
     e.kernel(variant(x, y.storage), "sum_rows", [rows.div_ceil(WARPS), 1, 1], THREADS, 0, arguments);
@@ -103,7 +104,8 @@ impl RowSplits {
     }
 }
 
-/// Column sums, in two stages where one would leave multiprocessors idle.
+/// `factor` times the sums of x `[outer, count, inner]` over the middle axis, in two stages where one would leave
+/// multiprocessors idle.
 fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], factor: f32) {
     let [outer, count, inner] = extents;
     let splits = RowSplits::new(e, count, outer * inner, block_columns(inner));
@@ -116,7 +118,7 @@ fn sum_columns(e: &mut Emitter, x: &Operand, y: &Operand, extents: [usize; 3], f
     sum_splits(e, partials, y, splits.count, factor);
 }
 
-/// Sums the partials `[count, results]` of a first stage.
+/// `factor` times the sums of the f32 partials `[count, results]` of a first stage.
 pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usize, factor: f32) {
     let variant = KernelVariant::new(&compile::REDUCE).with("X", "float").with("Y", y.storage.name());
     let extents = [1, count, y.shape.elements()];
@@ -130,7 +132,7 @@ pub(super) fn sum_splits(e: &mut Emitter, partials: u64, y: &Operand, count: usi
     );
 }
 
-/// Launches `sum_columns` of x `[outer, count, inner]`.
+/// Launches the kernel `sum_columns` of x `[outer, count, inner]`, to `[splits, outer, inner]`.
 fn launch_sum_columns(
     e: &mut Emitter,
     variant: KernelVariant,

@@ -14,11 +14,11 @@ fn variant(op: &Rotary) -> KernelVariant {
     KernelVariant::new(&compile::ROTARY).with("ADJACENT", usize::from(op.pairs == RotaryPairs::Adjacent))
 }
 
-/// `RotaryExtents` of the kernels.
-fn fields(op: &Rotary, e: &RotaryExtents, first_token: usize, written: usize) -> CStruct {
-    let heads = e.width / e.head_dim;
+/// `RotaryExtents` of the kernels; `written` heads of each token from `first_token` on are written.
+fn fields(op: &Rotary, extents: &RotaryExtents, first_token: usize, written: usize) -> CStruct {
+    let heads = extents.width / extents.head_dim;
     CStruct::new()
-        .u32s(&[e.tokens, heads, op.heads, e.prefix, e.groups, e.head_dim / 2])
+        .u32s(&[extents.tokens, heads, op.heads, extents.prefix, extents.groups, extents.head_dim / 2])
         .u32s(&[first_token, written])
         .f32(if op.inverse { -1.0 } else { 1.0 })
 }
@@ -27,6 +27,7 @@ pub(super) fn rotate(op: &Rotary, e: &mut Emitter) {
     let (x, y) = (e.inputs[0].clone(), e.outputs[0].clone());
     let extents = op.extents(&x.shape, &e.inputs[1].shape);
     let in_place = x.address == y.address && x.storage == y.storage;
+    // In place, tokens and heads that are not rotated stay as they are.
     let (first_token, written) =
         if in_place { (extents.prefix, op.heads) } else { (0, extents.width / extents.head_dim) };
     let pairs = extents.head_dim / 2;

@@ -42,7 +42,7 @@ pub(crate) fn supports_column_sums(columns: usize) -> bool {
 }
 
 /// The gradient of an activation and its column sums, which are the gradient of a bias.
-pub(super) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
+pub(crate) fn activation_grad_and_sums(op: Activation, e: &mut Emitter) {
     let (x, dy, dx, sums) = (e.inputs[0].clone(), e.inputs[1].clone(), e.outputs[0].clone(), e.outputs[1].clone());
     let columns = sums.shape.elements();
     let rows = dx.shape.elements() / columns;

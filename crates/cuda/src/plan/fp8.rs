@@ -55,7 +55,7 @@ pub(crate) struct Fp8Layers {
     pub linears: HashSet<NodeId>,
     /// Their inputs, each with its bound.
     pub bounds: BTreeMap<Value, ElementBound>,
-    /// The inputs that are stored only in e4m3, since all their consumers are such layers.
+    /// The inputs that are stored only in e4m3: their producer can write it, and all their consumers are such layers.
     pub stored: HashSet<Value>,
     /// The weights of the layers.
     pub weights: BTreeSet<Value>,
@@ -115,7 +115,8 @@ impl Fp8Layers {
         }
     }
 
-    /// The bound is computed from the weights in e4m3, which only layers in fp8 have.
+    /// The bound of the result's columns from `first` on. It is computed from the weights in e4m3, which only layers in
+    /// fp8 have.
     fn bound_of_linear(&self, graph: &Graph, id: NodeId, op: &Linear, first: usize) -> Option<ElementBound> {
         if op.scale || op.residual || !op.activation.is_none_or(is_bounded_by_input) || !self.linears.contains(&id) {
             return None;
@@ -133,24 +134,24 @@ impl Fp8Layers {
     /// A row of the result is an average of values, which are the last third of a packed input.
     fn bound_of_attention(&self, graph: &Graph, op: &Attention, inputs: &[Value]) -> Option<ElementBound> {
         let values = inputs[op.operands() - 1];
-        let packed = root_of(graph, values);
-        match (&graph.node(packed.node).op, op.dropout) {
+        let root = root_of(graph, values);
+        match (&graph.node(root.node).op, op.dropout) {
             (_, Some(_)) => None,
             // A reshape that divides rows would mix the thirds.
-            (Op::Linear(linear), None) if op.packed && graph.shape(packed).last() == graph.shape(values).last() => {
-                self.bound_of_linear(graph, packed.node, linear, graph.shape(values).last() / 3 * 2)
+            (Op::Linear(linear), None) if op.packed && graph.shape(root).last() == graph.shape(values).last() => {
+                self.bound_of_linear(graph, root.node, linear, graph.shape(values).last() / 3 * 2)
             }
             _ => self.bound(graph, values),
         }
     }
 
-    /// The most scratch memory that [`Fp8Layers::requests`] needs.
+    /// The scratch memory that [`Fp8Layers::requests`] needs.
     pub fn scratch_bytes(&self, graph: &Graph) -> usize {
         self.bounds.values().map(|bound| 4 * bound.count(graph)).max().unwrap_or(0)
     }
 
     /// The requests that compute the scales of all activations from the uploaded weights. `operand` has the addresses
-    /// of values, `scales` those of their scales.
+    /// of values, `scales` those of their scales; all requests use the same scratch memory, one after another.
     pub fn requests(
         &self,
         graph: &Graph,
@@ -179,8 +180,9 @@ impl Fp8Layers {
                         0 => (b.half, Storage::Bf16),
                         address => (address, b.storage),
                     });
-                    let first_row =
-                        |start: u64, bytes: usize| if start == 0 { 0 } else { start + (rows.first * bytes) as u64 };
+                    let first_row = |start: u64, row_bytes: usize| {
+                        if start == 0 { 0 } else { start + (rows.first * row_bytes) as u64 }
+                    };
                     let arguments = KernelArguments::new()
                         .pointers(&[first_row(weight.e4m3, columns), weight.scales, gamma, beta])
                         .pointers(&[first_row(bias.0, bias.1.bytes()), scratch])
@@ -191,8 +193,7 @@ impl Fp8Layers {
                     requests.push(kernel(variant, "linear_bounds", count.div_ceil(THREADS / 32), arguments));
                 }
             }
-            let to = scales.get(value).copied().unwrap_or_default();
-            let arguments = KernelArguments::new().pointer(scratch).u32(count).pointer(to);
+            let arguments = KernelArguments::new().pointer(scratch).u32(count).pointer(scales[value]);
             requests.push(kernel(KernelVariant::new(&compile::FP8), "choose_scale", 1, arguments));
         }
         requests

@@ -1,21 +1,20 @@
 //! Finding groups of nodes that are fused ([`FusionGroup`]).
 //!
-//! A group runs in the place of one of its nodes, its leader. The memory plan reads that from
-//! [`FusionGroups::runs_with`], so that the live ranges of the group's inputs and outputs include that place.
+//! A group runs in the place of one of its nodes, its leader. The memory plan asks [`FusionGroups::runs_with`] for the
+//! leader, so that the live ranges of the group's inputs and outputs include its place.
 
 use std::collections::{HashMap, HashSet};
 
 use vit_graph::memory::root_of;
-use vit_graph::ops::{Activation, ActivationGrad, Binary, Op, Reduce};
+use vit_graph::ops::{Activation, ActivationGrad, Binary, Dropout, Granularity, Op, Reduce};
 use vit_graph::{Graph, Node, NodeId, Value};
 
 use crate::lower::{is_optimiser, share_launch, supports_column_sums};
-use crate::plan::group::{FusionGroup, LayerNormGradGroup, ReluDerivative, stochastic_depth};
+use crate::plan::group::{FusionGroup, LayerNormGradGroup, ReluDerivative};
 
 /// All groups of a graph.
 #[derive(Debug, Default)]
 pub(crate) struct FusionGroups {
-    /// By the leader of a group.
     pub by_leader: HashMap<NodeId, FusionGroup>,
     /// The leader of each other node of a group.
     leaders: HashMap<NodeId, NodeId>,
@@ -24,7 +23,8 @@ pub(crate) struct FusionGroups {
 }
 
 impl FusionGroups {
-    /// Finds the groups among the nodes that run every time; `in_place` has the values that overwrite parameters.
+    /// Finds the groups among the nodes for which `runs` is true, those of every run; `in_place` has the values that
+    /// overwrite parameters.
     pub fn new(graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) -> Self {
         let mut groups = FusionGroups::default();
         groups.find_updates(graph, runs, in_place);
@@ -51,9 +51,9 @@ impl FusionGroups {
         self.by_leader.insert(last, group);
     }
 
-    /// In-place updates whose new values have no consumer before the last of the group. Consumers of an old value
-    /// precede its update, else that would not be in place. Moving averages of the new values are a separate group,
-    /// which follows, and so are guarded updates, any two of which share a launch.
+    /// In-place updates, in separate groups for optimisers, moving averages and guarded updates. A group is closed
+    /// before the first node that reads one of its new values (averages may read those of the optimiser's group) or
+    /// cannot share its launches. Old values need no check: their consumers precede an update in place.
     fn find_updates(&mut self, graph: &Graph, runs: &[bool], in_place: &HashMap<Value, Value>) {
         let (mut optimiser, mut averages, mut guarded): (Vec<NodeId>, Vec<NodeId>, Vec<NodeId>) = Default::default();
         for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {
@@ -62,6 +62,7 @@ impl FusionGroups {
             if reads(&guarded) {
                 self.add_updates(std::mem::take(&mut guarded));
             }
+            // Any two of these share a launch.
             if let (Op::GuardedUpdate(_), true) = (&node.op, in_place) {
                 guarded.push(id);
             }
@@ -86,8 +87,8 @@ impl FusionGroups {
         self.add_updates(guarded);
     }
 
-    /// Ends both groups. Updates after the last average are a separate group, since averages run after the updates that
-    /// they read.
+    /// Ends both groups. Optimiser updates after the last average are a further group: a group runs in the place of its
+    /// last node, and the averages must run after the updates that they read.
     fn close(&mut self, optimiser: &mut Vec<NodeId>, averages: &mut Vec<NodeId>) {
         let last = averages.last().copied().unwrap_or(0);
         let (before, after): (Vec<NodeId>, Vec<NodeId>) = optimiser.drain(..).partition(|&id| id < last);
@@ -106,24 +107,32 @@ impl FusionGroups {
     fn find_dropped_sums(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         for (norm, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
-            let Op::AddLayerNorm(_) = node.op else { continue };
-            let fuses = |v: &Value| runs[v.node] && drops_rows(graph, v.node) && uses[v.node][0] == 1;
-            let Some(side) = node.inputs[..2].iter().position(fuses) else { continue };
+            let Op::AddLayerNorm(op) = &node.op else { continue };
+            let fused = |(side, v): (usize, &Value)| {
+                let dropout = row_dropout(graph, v.node)?;
+                (runs[v.node] && uses[v.node][0] == 1).then_some((side, dropout))
+            };
+            let Some((side, dropout)) = node.inputs[..2].iter().enumerate().find_map(fused) else { continue };
             let (dropped, other) = (node.inputs[side], node.inputs[1 - side]);
             self.unwritten.insert(dropped);
-            let group = FusionGroup::DroppedAddNorm { norm, drop: dropped.node, other };
+            let group = FusionGroup::DroppedAddNorm { op: op.0, norm, dropout, drop: dropped.node, other };
             self.add(&[dropped.node, norm], group);
         }
     }
 
-    /// Gradients of layer norms, each with the sum that is the only use of its `dx`, with stochastic depth and with
-    /// column sums of the result. The sum leads, or else the norm; nodes after it read only its result and a seed.
+    /// Gradients of layer norms, with what follows them: a sum that is the only use of `dx`, stochastic depth of the
+    /// result, column sums of that. The sum leads, or else the norm; the later nodes can run early, since they read
+    /// only the leader's result, one another's and a seed.
     fn find_norm_grads(&mut self, graph: &Graph, runs: &[bool], sums: &HashMap<Value, NodeId>) {
         let uses = graph.uses();
         let nodes = graph.nodes();
         let mut found: HashMap<NodeId, LayerNormGradGroup> = (nodes.iter().enumerate())
-            .filter(|(id, node)| runs[*id] && matches!(node.op, Op::LayerNormGrad(_)))
-            .map(|(norm, _)| (norm, LayerNormGradGroup { norm, residual: None, drop: None, sums: None }))
+            .filter_map(|(norm, node)| match node.op {
+                Op::LayerNormGrad(op) if runs[norm] => {
+                    Some((norm, LayerNormGradGroup { op, norm, residual: None, drop: None, sums: None }))
+                }
+                _ => None,
+            })
             .collect();
         for (sum, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Binary(Binary::Add) = node.op else { continue };
@@ -136,21 +145,23 @@ impl FusionGroups {
                 nodes[norm + 1..sum].iter().any(|n| n.inputs.iter().any(|v| root_of(graph, *v).node == norm));
             if graph.shape(dx) == graph.shape(other) && root_of(graph, other).node != norm && !read_before {
                 self.unwritten.insert(dx);
-                found.insert(norm, LayerNormGradGroup { norm, residual: Some((sum, other)), drop: None, sums: None });
+                found.entry(norm).and_modify(|group| group.residual = Some((sum, other)));
             }
         }
         for mut group in found.into_values() {
             let result = group.result();
             group.sums = sums.get(&result).copied();
-            let drops = |(id, node): &(NodeId, &Node)| {
-                runs[*id] && drops_rows(graph, *id) && node.inputs[0] == result && self.runs_with(*id) == *id
+            let dropped = |(id, node): (NodeId, &Node)| {
+                let dropout = row_dropout(graph, id)?;
+                (runs[id] && node.inputs[0] == result && self.runs_with(id) == id).then_some((id, dropout))
             };
             if group.sums.is_none() {
-                group.drop = nodes.iter().enumerate().find(drops).map(|(id, _)| id);
-                group.sums = group.drop.and_then(|node| sums.get(&Value { node, output: 0 }).copied());
+                group.drop = nodes.iter().enumerate().find_map(dropped);
+                group.sums = group.drop.and_then(|(node, _)| sums.get(&Value { node, output: 0 }).copied());
             }
             if result.node != group.norm || group.drop.is_some() || group.sums.is_some() {
-                let others = [Some(group.norm).filter(|&norm| norm != result.node), group.drop, group.sums];
+                let norm = Some(group.norm).filter(|&norm| norm != result.node);
+                let others = [norm, group.drop.map(|(drop, _)| drop), group.sums];
                 self.leaders.extend(others.into_iter().flatten().map(|node| (node, result.node)));
                 self.by_leader.insert(result.node, FusionGroup::LayerNormGrad(group));
             }
@@ -174,21 +185,25 @@ impl FusionGroups {
     fn find_relus(&mut self, graph: &Graph, runs: &[bool]) {
         let (nodes, uses) = (graph.nodes(), graph.uses());
         let only_use = |v: Value| uses[v.node][v.output] == 1 && runs[v.node];
-        let is_norm = |v: Value| matches!(nodes[v.node].op, Op::BatchNorm(_)) && v.output == 0 && only_use(v);
+        let norm_of = |v: Value| match nodes[v.node].op {
+            Op::BatchNorm(op) if v.output == 0 && only_use(v) => Some(op),
+            _ => None,
+        };
         for (relu, node) in nodes.iter().enumerate().filter(|(id, _)| runs[*id]) {
             let Op::Activation(Activation::Relu) = node.op else { continue };
-            let before = node.inputs[0];
+            let input = node.inputs[0];
             let mut group = Vec::new();
-            let (norm, residual) = match &nodes[before.node].op {
-                _ if is_norm(before) => (before.node, None),
-                Op::Binary(Binary::Add) if only_use(before) => {
-                    let terms = &nodes[before.node].inputs;
-                    let Some(side) = terms.iter().position(|&v| is_norm(v)) else { continue };
+            let (op, norm, residual) = match (norm_of(input), &nodes[input.node].op) {
+                (Some(op), _) => (op, input.node, None),
+                (None, Op::Binary(Binary::Add)) if only_use(input) => {
+                    let terms = &nodes[input.node].inputs;
+                    let norm = terms.iter().enumerate().find_map(|(side, &v)| Some((side, norm_of(v)?)));
+                    let Some((side, op)) = norm else { continue };
                     if graph.shape(terms[0]) != graph.shape(terms[1]) {
                         continue;
                     }
-                    group.push(before.node);
-                    (terms[side].node, Some(terms[1 - side]))
+                    group.push(input.node);
+                    (op, terms[side].node, Some(terms[1 - side]))
                 }
                 _ => continue,
             };
@@ -202,8 +217,8 @@ impl FusionGroups {
                 continue;
             }
             self.unwritten.extend([Value { node: norm, output: 0 }]);
-            self.unwritten.extend(residual.map(|_| before));
-            self.add(&group, FusionGroup::BatchNormRelu { norm, relu, residual });
+            self.unwritten.extend(residual.map(|_| input));
+            self.add(&group, FusionGroup::BatchNormRelu { op, norm, relu, residual });
         }
     }
 
@@ -221,7 +236,7 @@ impl FusionGroups {
             }
             // `rewrite::relu_grad_from_output` has replaced the relu's input by its result.
             let (result, gradient) = (node.inputs[0], node.inputs[1]);
-            // The forward node of the norm, which computed its mean.
+            // The result of the norm in the forward pass, the node that computed the mean.
             let forward = Value { node: inputs[3].node, output: 0 };
             let follows_norm = matches!(nodes[forward.node].op, Op::BatchNorm(_))
                 && matches!(nodes[result.node].op, Op::Activation(Activation::Relu))
@@ -251,12 +266,16 @@ impl FusionGroups {
     }
 }
 
-/// Whether a node is stochastic depth over at least two axes, so that a sample consists of whole rows.
-fn drops_rows(graph: &Graph, node: NodeId) -> bool {
-    stochastic_depth(graph.node(node)).is_some() && graph.node(node).outputs[0].shape.len() > 1
+/// The dropout of a node that is stochastic depth over at least two axes, so that a sample consists of whole rows.
+fn row_dropout(graph: &Graph, node: NodeId) -> Option<Dropout> {
+    let node = graph.node(node);
+    match node.op {
+        Op::Dropout(op) if op.granularity == Granularity::Sample && node.outputs[0].shape.len() > 1 => Some(op),
+        _ => None,
+    }
 }
 
-/// The nodes that compute the column sums of a value, possibly reshaped to a matrix with its columns, by that value.
+/// By value: the node that sums its columns. A reshape to a matrix with the same columns may precede the sum.
 fn column_sums(graph: &Graph, runs: &[bool]) -> HashMap<Value, NodeId> {
     let mut found = HashMap::new();
     for (id, node) in graph.nodes().iter().enumerate().filter(|(id, _)| runs[*id]) {

@@ -1,7 +1,7 @@
 //! A group of nodes that runs as one: its operands, its lowering, its name.
 
-use vit_graph::ops::{Activation, Dropout, Granularity, Op};
-use vit_graph::{Graph, Node, NodeId, Value};
+use vit_graph::ops::{Activation, BatchNorm, Dropout, LayerNorm, LayerNormGrad, Op};
+use vit_graph::{Graph, NodeId, Value};
 
 use crate::lower::{self, Emitter, NormGradFusion};
 
@@ -12,7 +12,9 @@ pub(crate) enum FusionGroup {
     Updates(Vec<NodeId>),
     /// A layer norm of the sum of `other` and a branch with stochastic depth.
     DroppedAddNorm {
+        op: LayerNorm,
         norm: NodeId,
+        dropout: Dropout,
         drop: NodeId,
         other: Value,
     },
@@ -25,11 +27,12 @@ pub(crate) enum FusionGroup {
     },
     /// relu(batch_norm(x)), or relu(batch_norm(x) + residual).
     BatchNormRelu {
+        op: BatchNorm,
         norm: NodeId,
         relu: NodeId,
         residual: Option<Value>,
     },
-    /// The gradient of `BatchNormRelu`, with or without the residual.
+    /// The gradient of `BatchNormRelu`, with or without the residual, by the nodes of the two gradients.
     BatchNormReluGrad {
         relu: NodeId,
         norm: NodeId,
@@ -40,17 +43,18 @@ pub(crate) enum FusionGroup {
 /// A layer norm's gradient and the operations that are fused with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LayerNormGradGroup {
+    pub op: LayerNormGrad,
     pub norm: NodeId,
-    /// The sum of `dx` and another gradient.
+    /// The sum of `dx` and another gradient, with the latter.
     pub residual: Option<(NodeId, Value)>,
-    /// The gradient of stochastic depth, of that sum or of `dx`.
-    pub drop: Option<NodeId>,
-    /// The column sums of the last of these.
+    /// The gradient of stochastic depth, applied to that sum, or to `dx` without one.
+    pub drop: Option<(NodeId, Dropout)>,
+    /// The column sums of the last value that the group computes.
     pub sums: Option<NodeId>,
 }
 
 impl LayerNormGradGroup {
-    /// The value that is written in place of `dx`.
+    /// The sum with the residual, which is written instead of `dx`, or else `dx`.
     pub fn result(&self) -> Value {
         Value { node: self.residual.map_or(self.norm, |(sum, _)| sum), output: 0 }
     }
@@ -61,7 +65,7 @@ impl LayerNormGradGroup {
 pub(crate) enum ReluDerivative {
     /// From the input of the batch norm before the relu, with the norm's `beta`.
     OfNorm { beta: Value },
-    /// From the relu's result, whose gradient is the sum of these.
+    /// From the relu's result, whose gradient is the sum of one or two `gradients`.
     OfResult { result: Value, gradients: Vec<Value> },
 }
 
@@ -76,15 +80,16 @@ impl FusionGroup {
             ),
             FusionGroup::LayerNormGrad(group) => {
                 let residual = group.residual.map(|(_, other)| other);
-                let seed = group.drop.map(|drop| graph.node(drop).inputs[1]);
+                let seed = group.drop.map(|(drop, _)| graph.node(drop).inputs[1]);
                 let [dgamma, dbeta] = [1, 2].map(|output| Value { node: group.norm, output });
-                let fused = [group.drop, group.sums].into_iter().flatten().map(|node| Value { node, output: 0 });
+                let fused = [group.drop.map(|(drop, _)| drop), group.sums];
+                let fused = fused.into_iter().flatten().map(|node| Value { node, output: 0 });
                 (
                     inputs(group.norm).into_iter().chain(residual).chain(seed).collect(),
                     [group.result(), dgamma, dbeta].into_iter().chain(fused).collect(),
                 )
             }
-            FusionGroup::DroppedAddNorm { norm, drop, other } => {
+            FusionGroup::DroppedAddNorm { norm, drop, other, .. } => {
                 let drop = &graph.node(*drop).inputs;
                 let inputs = [&[*other, drop[0]], &graph.node(*norm).inputs[2..], &[drop[1]]].concat();
                 (inputs, outputs(graph, id).collect())
@@ -92,7 +97,7 @@ impl FusionGroup {
             FusionGroup::ActivationGrad { grad, sums, .. } => {
                 (inputs(id), [*grad, *sums].map(|node| Value { node, output: 0 }).to_vec())
             }
-            FusionGroup::BatchNormRelu { norm, relu, residual } => (
+            FusionGroup::BatchNormRelu { norm, relu, residual, .. } => (
                 inputs(*norm).into_iter().chain(*residual).collect(),
                 outputs(graph, *relu).chain(outputs(graph, *norm).skip(1)).collect(),
             ),
@@ -120,25 +125,14 @@ impl FusionGroup {
                 let ops: Vec<&Op> = nodes.iter().map(|&node| &graph.node(node).op).collect();
                 lower::updates(&ops, emitter);
             }
-            FusionGroup::LayerNormGrad(LayerNormGradGroup { norm, residual, drop, sums }) => {
-                let drop = drop.and_then(|drop| stochastic_depth(graph.node(drop)));
-                if let Op::LayerNormGrad(op) = graph.node(*norm).op {
-                    let fused = NormGradFusion { residual: residual.is_some(), drop, sums: sums.is_some() };
-                    lower::norm_grad(op, fused, emitter);
-                }
+            FusionGroup::LayerNormGrad(LayerNormGradGroup { op, residual, drop, sums, .. }) => {
+                let drop = drop.map(|(_, dropout)| dropout);
+                let fused = NormGradFusion { residual: residual.is_some(), drop, sums: sums.is_some() };
+                lower::norm_grad(*op, fused, emitter);
             }
-            FusionGroup::DroppedAddNorm { norm, drop, .. } => {
-                if let (Op::AddLayerNorm(op), Some(drop)) = (&graph.node(*norm).op, stochastic_depth(graph.node(*drop)))
-                {
-                    lower::dropped_add_norm(&op.0, drop, emitter);
-                }
-            }
+            FusionGroup::DroppedAddNorm { op, dropout, .. } => lower::dropped_add_norm(op, *dropout, emitter),
             FusionGroup::ActivationGrad { activation, .. } => lower::activation_grad_and_sums(*activation, emitter),
-            FusionGroup::BatchNormRelu { norm, .. } => {
-                if let Op::BatchNorm(op) = &graph.node(*norm).op {
-                    lower::batch_norm_relu(op, emitter);
-                }
-            }
+            FusionGroup::BatchNormRelu { op, .. } => lower::batch_norm_relu(op, emitter),
             FusionGroup::BatchNormReluGrad { derivative, .. } => match derivative {
                 ReluDerivative::OfNorm { .. } => lower::batch_norm_relu_grad(emitter),
                 ReluDerivative::OfResult { .. } => lower::batch_norm_add_relu_grad(emitter),
@@ -168,12 +162,4 @@ impl FusionGroup {
 
 fn outputs(graph: &Graph, node: NodeId) -> impl Iterator<Item = Value> {
     (0..graph.node(node).outputs.len()).map(move |output| Value { node, output })
-}
-
-/// The dropout of a node that is stochastic depth.
-pub(super) fn stochastic_depth(node: &Node) -> Option<Dropout> {
-    match node.op {
-        Op::Dropout(op) if op.granularity == Granularity::Sample => Some(op),
-        _ => None,
-    }
 }

@@ -1,4 +1,5 @@
-//! Planning of a graph before GPU memory is allocated: storage types, fusion, and offsets in the two buffers.
+//! Planning of a graph before GPU memory is allocated: storage types, fusion, and offsets in the two buffers of an
+//! executable, the arena and that of stored values.
 
 pub(crate) mod fp8;
 mod fusion;

@@ -40,7 +40,7 @@ pub(crate) struct Bases {
     pub stored: u64,
 }
 
-/// The offsets of a value in the buffer of stored values, in each storage type that a node reads it in.
+/// The offsets of a value in the buffer of stored values, in each storage type in which it is read.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct StoredForms {
     pub f32: Option<usize>,
@@ -57,7 +57,7 @@ pub(crate) struct Prepared {
     pub groups: FusionGroups,
     /// The nodes that depend only on constants and on parameters that runs do not update, so they are computed once.
     pub constant: Vec<bool>,
-    /// The nodes that need a kernel.
+    /// [`computed_nodes`].
     computes: Vec<bool>,
     /// The number of uses of each value ([`Graph::uses`]).
     uses: Vec<Vec<usize>>,
@@ -65,12 +65,15 @@ pub(crate) struct Prepared {
     pub in_place: HashMap<Value, Value>,
     /// Parameters, constants, and the outputs of constant nodes.
     pub stored: HashMap<Value, StoredForms>,
-    /// The offsets of the quantisation scales of e4m3 values; [`crate::plan::fp8::INVERSE`] bytes further is the
-    /// inverse.
+    /// The offsets, in the buffer of stored values, of the quantisation scales of values that are read in e4m3;
+    /// [`crate::plan::fp8::INVERSE`] bytes further is the inverse.
     pub scales: HashMap<Value, usize>,
-    /// The offset, in the buffer of stored values, of the constant tables that a node's kernels read, uploaded once.
+    /// The offset, in the buffer of stored values, of the constant tables that a node's kernels read, uploaded in
+    /// advance.
     tables: HashMap<NodeId, usize>,
+    /// Of the arena.
     pub plan: MemoryPlan,
+    /// The size of the buffer of stored values.
     pub stored_bytes: usize,
     /// The most scratch memory of a constant node, or of the computation of quantisation scales.
     pub constant_scratch: usize,
@@ -163,7 +166,7 @@ impl Prepared {
             for (i, &input) in node.inputs.iter().enumerate() {
                 read.insert((root_of(graph, input), self.storages.read_as(graph, id, i)));
             }
-            // Constant nodes are computed in f32.
+            // Constant nodes read and write f32; products among them also read the forms above.
             if self.constant[id] {
                 read.extend((0..node.outputs.len()).map(|output| (Value { node: id, output }, Storage::F32)));
                 read.extend(node.inputs.iter().map(|&input| (root_of(graph, input), Storage::F32)));
@@ -215,8 +218,9 @@ impl Prepared {
                 (range.map_or(0, |range| bases.arena + range.offset as u64), 0, 0)
             }
             (None, None) => {
-                // Before there is a plan, outputs without uses have no address. The plan gives one to a first output
-                // that is always written; counting its scratch memory as well is only an overestimate.
+                // Before there is a plan, outputs without uses have no address. The plan may give one to the first
+                // output (`always_writes_first_output`); the scratch memory that is counted for it here then stays
+                // unused.
                 let input = matches!(self.graph.node(root.node).op, Op::Input(_));
                 let used = input || self.uses[root.node][root.output] > 0;
                 (if used && !self.groups.unwritten.contains(&root) { PLACEHOLDER } else { 0 }, 0, 0)
@@ -232,8 +236,8 @@ impl Prepared {
         }
     }
 
-    /// The requests of a node, or of the group that it leads; `None` if it computes nothing or another node leads it.
-    /// `bases` come with the address of the node's scratch memory; without them, addresses are placeholders.
+    /// The requests of a node, or of the group that it leads; `None` if it computes nothing or is in another node's
+    /// group. `bases` come with the address of the node's scratch memory; without them, addresses are placeholders.
     pub fn emit(&self, id: NodeId, bases: Option<(&Bases, u64)>) -> Result<Option<Emitter>, GraphError> {
         if !self.computes[id] || self.groups.runs_with(id) != id {
             return Ok(None);
@@ -268,8 +272,8 @@ impl Prepared {
         Ok(Some(emitter))
     }
 
-    /// The requests that compute the quantisation scales of activations; they must run after the constant nodes. The
-    /// weights have theirs already.
+    /// The requests that compute the quantisation scales of activations; they must run after the constant nodes. Those
+    /// of weights were uploaded with the weights.
     pub fn scale_requests(&self, bases: &Bases, scratch: u64) -> Vec<Request> {
         let addresses = self.scales.iter().map(|(value, &at)| (*value, bases.stored + at as u64)).collect();
         self.storages.fp8.requests(&self.graph, |v| self.operand(v, Some(bases)), &addresses, scratch)

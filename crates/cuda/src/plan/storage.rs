@@ -1,11 +1,12 @@
 //! The storage type of every value.
 //!
-//! In a 16-bit precision, a value that is computed in a run is stored in 16 bits, unless it is an output or an update
-//! of the graph, a statistic, or an input of an operation that needs f32 (losses, optimisers, gradient norms, weights
-//! of norms). Inputs are f32. So are parameters and constants, except that operands of matrix products have a 16-bit
-//! copy, which the optimiser updates with the parameter, and no f32 form if nothing reads that. Elements are converted
-//! to f32 or f64 for all arithmetic but matrix products, which accumulate in f32. With [`Precision::Fp8`], values
-//! whose consumers are all fp8 layers are stored in e4m3 ([`Fp8Layers`]).
+//! In a 16-bit precision, a value that is computed in every run is stored in 16 bits, unless it is an integer, an
+//! output or an update of the graph, a statistic, or an input of an operation that needs f32 (losses, optimisers,
+//! gradient norms, weights of norms). Inputs are f32 or integers. So are parameters and constants, except that those
+//! which matrix products read in 16 bits have a 16-bit copy, updated with the parameter, and no f32 form unless
+//! something reads that. Elements are converted to f32 or f64 for all arithmetic but matrix products, which accumulate
+//! in f32. With [`Precision::Fp8`], values whose consumers are all fp8 layers are stored in e4m3 if their producer can
+//! write it ([`Fp8Layers`]).
 
 use std::collections::HashSet;
 
@@ -76,9 +77,9 @@ impl Storages {
             let f32 = stored_in_f32(graph);
             for (id, node) in graph.nodes().iter().enumerate() {
                 for (output, ty) in node.outputs.iter().enumerate() {
-                    let free =
+                    let may_be_half =
                         node.op.computes() && !constant[id] && ty.dtype != DType::I32 && !node.op.is_f32_output(output);
-                    if free && !f32.contains(&Value { node: id, output }) {
+                    if may_be_half && !f32.contains(&Value { node: id, output }) {
                         values[id][output] = half;
                     }
                 }
@@ -113,7 +114,7 @@ impl Storages {
             InputPrecision::Operand if self.fp8.linears.contains(&node) => Storage::E4m3,
             InputPrecision::Operand => self.operand(),
             InputPrecision::Addend => result(),
-            // `stored_in_f32` has made the latter f32.
+            // What is read in f32 is stored in f32 (`stored_in_f32`).
             InputPrecision::AsStored | InputPrecision::F32 => stored,
         }
     }

@@ -20,7 +20,7 @@ impl CStruct {
         self
     }
 
-    /// A value that 32 bits do not hold is refused by [`KernelArguments::too_large`].
+    /// A value that 32 bits do not hold is cut; [`KernelArguments::too_large`] tells.
     pub fn u32(mut self, value: usize) -> Self {
         self.too_large = self.too_large.or(too_large(value));
         self.push(&(value as u32).to_ne_bytes())
@@ -91,7 +91,7 @@ impl KernelArguments {
         addresses.iter().fold(self, |arguments, &a| arguments.pointer(a))
     }
 
-    /// A value that 32 bits do not hold is refused by [`KernelArguments::too_large`].
+    /// A value that 32 bits do not hold is cut; [`KernelArguments::too_large`] tells.
     pub fn u32(mut self, value: usize) -> Self {
         self.too_large = self.too_large.or(too_large(value));
         self.push(&(value as u32).to_ne_bytes())
@@ -122,12 +122,12 @@ impl KernelArguments {
         KernelArguments { words, offsets, too_large: self.too_large }
     }
 
-    /// A value that was cut to 32 bits: these arguments must not be used.
+    /// The first value that was cut to 32 bits, if any was: such arguments must not be used.
     pub fn too_large(&self) -> Option<usize> {
         self.too_large
     }
 
-    /// The address of each argument, for `cuLaunchKernel`. Valid while `self` is neither moved nor dropped.
+    /// The address of each argument, for `cuLaunchKernel`. Valid while `self` is neither changed nor dropped.
     pub fn addresses(&self) -> Vec<*mut std::ffi::c_void> {
         self.offsets.iter().map(|&offset| std::ptr::from_ref(&self.words[offset]).cast_mut().cast()).collect()
     }

@@ -11,8 +11,9 @@ use crate::driver::{Stream, check};
 pub(crate) struct CapturedGraph(cu::CUgraphExec);
 
 impl CapturedGraph {
-    /// Captures what `enqueue` puts into the stream for each of these steps. The range is inclusive: one past the last
-    /// step stands for the updates.
+    /// Captures what `enqueue` puts into the stream for each of these steps; one past the last step of a run stands for
+    /// the updates. Work in other streams that waits for this stream is captured as well, and this stream must wait for
+    /// it in the end.
     pub fn new(
         stream: &Stream,
         mut steps: RangeInclusive<usize>,
@@ -43,10 +44,10 @@ impl CapturedGraph {
     ///
     /// # Safety
     ///
-    /// As for [`super::launch::ReadyLaunch::enqueue`], for every launch that was captured. The stream must be
-    /// synchronised before `self` is dropped.
+    /// As for everything that was captured ([`super::launch::ReadyLaunch::enqueue`],
+    /// [`super::exchange::CollectiveStream::after`]). The stream must be synchronised before `self` is dropped.
     pub unsafe fn launch(&self, stream: &Stream) -> Result<(), GraphError> {
-        // SAFETY: the graph and the stream are live; the caller guarantees the device memory.
+        // SAFETY: the graph and the stream are live; the caller guarantees what the captured work uses.
         check(unsafe { cu::cuGraphLaunch(self.0, stream.raw()) }, "starting a run")
     }
 }

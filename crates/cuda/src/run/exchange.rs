@@ -1,6 +1,7 @@
-//! Values that several processes add or gather: in a second stream, buckets of values are exchanged while the first
-//! stream continues: the step of a collective only copies its input into its result, which the second stream then exchanges
-//! in place. All of it is captured with the run. NCCL carries the values between GPUs; processes that share a
+//! The collectives of a graph (all-reduce, reduce-scatter, all-gather), in buckets as in PyTorch's DDP. The step of a
+//! collective only copies its input into its result. When all results of a bucket are copied, a second stream exchanges
+//! them in place, while the first stream, which runs the steps, continues; a step that reads such a result waits for
+//! the second stream. All of it is captured with the run. NCCL carries the values between GPUs; processes that share a
 //! GPU, or have no NCCL, exchange through host memory.
 
 mod host;
@@ -14,19 +15,19 @@ use vit_graph::ops::Shards;
 use vit_graph::{GraphError, NodeId, Value};
 
 use self::host::HostCarrier;
-pub(crate) use self::nccl::GpuExchange;
 use self::nccl::NcclCarrier;
+pub(crate) use self::nccl::ProcessGroup;
 use crate::driver::{Event, Gpu, Stream};
 use crate::plan::prepare::{Bases, Prepared};
 
-/// The exchanges of a graph.
-pub(crate) struct StreamExchange {
+/// The buckets of a graph, and the second stream.
+pub(crate) struct CollectiveStream {
     buckets: Vec<StreamBucket>,
     /// By step: the bucket that is complete after it.
     completed_by: Vec<Option<usize>>,
-    /// How many buckets were started in this run, and how many the first stream has waited for; buckets are in the order of
-    /// the run.
+    /// How many buckets were started in this run. They start in the order of `buckets`.
     started: Cell<usize>,
+    /// How many of these the first stream has waited for.
     joined: Cell<usize>,
     stream: Stream,
     carrier: Carrier,
@@ -36,28 +37,30 @@ pub(crate) struct StreamExchange {
 struct StreamBucket {
     collective: Collective,
     values: Vec<BucketValue>,
-    /// In the order of the message.
+    /// What the message consists of, in its order.
     pieces: Vec<BucketPiece>,
-    /// Elements of each process, if processes have slices.
+    /// The elements of the message in the slices of each process; empty if the values are not in slices.
     lengths: Vec<usize>,
-    /// Recorded in the first stream when the values are complete, in the second one when they are exchanged.
+    /// Recorded in the first stream when the values are complete.
     complete: Event,
+    /// Recorded in the second stream when they are exchanged.
     exchanged: Event,
 }
 
-/// The result of a collective, in device memory.
+/// The result of a collective, f32 in device memory.
 struct BucketValue {
     address: u64,
     bytes: usize,
-    /// The slices that processes have of it, if they do.
+    /// The slice of it that each process has; `None` if all have the whole.
     shards: Option<Shards>,
 }
 
-/// Such a result, or a slice of it, and its place in the message of its bucket.
+/// A result or one process's slice of it.
 #[derive(Clone, Copy)]
 struct BucketPiece {
     address: u64,
     bytes: usize,
+    /// In bytes from the start of the message.
     offset: usize,
 }
 
@@ -73,14 +76,14 @@ enum Carrier {
     Nccl(NcclCarrier),
 }
 
-impl StreamExchange {
-    /// The exchanges of a graph whose steps are these nodes; `None` without any.
+impl CollectiveStream {
+    /// The collectives among these nodes, which are the steps of a run in order; `None` if there are none.
     pub fn new(
         gpu: &Arc<Gpu>,
         p: &Prepared,
         bases: &Bases,
         steps: &[NodeId],
-        processes: &GpuExchange,
+        group: &ProcessGroup,
     ) -> Result<Option<Self>, GraphError> {
         let found = ExchangeBuckets::of(&p.graph, |node| steps.contains(&node));
         if found.nodes.is_empty() {
@@ -106,11 +109,11 @@ impl StreamExchange {
             Ok(StreamBucket { collective, values, pieces, lengths, complete, exchanged })
         };
         let buckets = (0..found.nodes.len()).map(bucket).collect::<Result<Vec<_>, GraphError>>()?;
-        let carrier = match processes.nccl() {
-            Some(group) => Carrier::Nccl(NcclCarrier::new(gpu, &buckets, group)?),
-            None => Carrier::Host(HostCarrier::new(gpu, &buckets, processes.processes())?),
+        let carrier = match group.nccl() {
+            Some(nccl) => Carrier::Nccl(NcclCarrier::new(gpu, &buckets, nccl)?),
+            None => Carrier::Host(HostCarrier::new(gpu, &buckets, group.exchange())?),
         };
-        Ok(Some(StreamExchange {
+        Ok(Some(CollectiveStream {
             buckets,
             completed_by: steps.iter().map(|node| found.completed_by(*node)).collect(),
             started: Cell::new(0),
@@ -120,15 +123,16 @@ impl StreamExchange {
         }))
     }
 
-    /// Makes the first stream wait for the results that a step reads at these addresses.
+    /// Called before each step is enqueued: makes the first stream wait for the results that it reads, at these
+    /// addresses.
     pub fn before(&self, step: usize, reads: &[u64], stream: &Stream) -> Result<(), GraphError> {
         if step == 0 {
             self.started.set(0);
             self.joined.set(0);
         }
         let reads = |bucket: &StreamBucket| bucket.values.iter().any(|value| reads.contains(&value.address));
-        // An address of a bucket that was not started yet belongs to an earlier value.
-        // The second stream is in order, so waiting for the last bucket that is read covers those before it.
+        // Until a bucket is started, there may be other values at its addresses. The second stream is in order, so
+        // waiting for the last bucket that is read covers those before it.
         let pending = self.joined.get()..self.started.get();
         match pending.rev().find(|&bucket| reads(&self.buckets[bucket])) {
             Some(bucket) => self.join(bucket, stream),
@@ -136,18 +140,20 @@ impl StreamExchange {
         }
     }
 
-    /// Starts the exchange of the bucket that a step has completed.
+    /// Called after each step is enqueued: starts the exchange of the bucket that the step completes, if any.
     ///
     /// # Safety
     ///
-    /// The context must be current. `self` and the memory of the values must live until both streams are synchronised, or if
-    /// this is being captured, until the last launch of the captured graph has ended.
+    /// The context must be current, and `stream` the same in all calls. `self` and the memory of the values must live
+    /// until both streams are synchronised, or if this is being captured, until the last launch of the captured graph
+    /// has ended.
     pub unsafe fn after(&self, step: usize, stream: &Stream) -> Result<(), GraphError> {
         let Some(index) = self.completed_by.get(step).copied().flatten() else { return Ok(()) };
         let bucket = &self.buckets[index];
         bucket.complete.record(stream)?;
         self.stream.wait_event(&bucket.complete)?;
-        // SAFETY: the caller guarantees context and memory; the second stream runs the exchanges of all buckets in order.
+        // SAFETY: the caller guarantees context and memory; all buckets are enqueued in the second stream, and `bucket`
+        // is the one at `index`.
         unsafe {
             match &self.carrier {
                 Carrier::Host(carrier) => carrier.enqueue(index, bucket, &self.stream)?,
@@ -169,7 +175,7 @@ impl StreamExchange {
         stream.wait_event(&self.buckets[bucket].exchanged)
     }
 
-    /// The first error of an exchange.
+    /// An error if an exchange has failed. It does not wait.
     pub fn failure(&self) -> Result<(), GraphError> {
         match &self.carrier {
             Carrier::Host(carrier) => carrier.failure(),

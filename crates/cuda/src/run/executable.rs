@@ -1,7 +1,8 @@
-//! A graph on the GPU: all memory in two buffers, every node a list of launches with fixed addresses.
+//! A graph on the GPU: all memory in two buffers (values of a run, and values that persist between runs), every node or
+//! fused group a list of launches with fixed addresses.
 //!
-//! The first run enqueues every launch, so that the libraries load what they need. The second captures them as a CUDA
-//! graph, or as a few where large inputs are copied while a run goes on; later runs launch those.
+//! The first run enqueues every launch, so that the libraries load what they need. The second captures the launches as
+//! a CUDA graph, or as a few where large inputs are copied while a run goes on; it and later runs launch the graphs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use crate::driver::{Event, Gpu, Stream, check, failure};
 use crate::plan::prepare::{Bases, Prepared};
 use crate::run::arguments::KernelArguments;
 use crate::run::capture::CapturedGraph;
-use crate::run::exchange::{GpuExchange, StreamExchange};
+use crate::run::exchange::{CollectiveStream, ProcessGroup};
 use crate::run::inputs::{DeviceInput, inputs};
 use crate::run::launch::{KernelLaunch, ReadyLaunch, Request, resolve_all};
 use crate::run::read_back::ReadBack;
@@ -25,20 +26,20 @@ use crate::run::weights;
 /// The launches of one node or fused group.
 struct LaunchStep {
     info: StepInfo,
-    /// The addresses of its inputs.
+    /// The addresses of the inputs of the node or group.
     reads: Vec<u64>,
     launches: Vec<ReadyLaunch>,
 }
 
 enum CaptureState {
-    /// Nothing has run.
+    /// `run` was not called yet.
     Fresh,
-    /// Everything has run once.
+    /// One run was enqueued launch by launch; the next is captured.
     Warm,
     Captured(Vec<CapturedSegment>),
 }
 
-/// The steps up to one after which an input may be overwritten, or up to the end.
+/// The steps that follow the previous segment, up to one after which an input may be overwritten or to the end.
 struct CapturedSegment {
     graph: CapturedGraph,
     /// The last step; one past the last step of the run stands for the updates.
@@ -53,10 +54,10 @@ pub(crate) struct CudaExecutable {
     // Dropped in this order, after the streams were synchronised.
     state: CaptureState,
     steps: Vec<LaunchStep>,
-    /// After all steps: new values of parameters that were not written in place, and their 16-bit copies.
+    /// Enqueued after all steps ([`weights::updates`]).
     updates: Vec<ReadyLaunch>,
-    /// Sums over several processes, if there are any.
-    exchange: Option<StreamExchange>,
+    /// The graph's collectives, if it has any and this is one of several processes.
+    collectives: Option<CollectiveStream>,
     inputs: HashMap<String, DeviceInput>,
     /// Types and device addresses.
     outputs: HashMap<String, (Type, u64)>,
@@ -69,13 +70,13 @@ pub(crate) struct CudaExecutable {
     stored: DeviceBuffer,
     prepared: Prepared,
     stream: Stream,
-    /// For copies of inputs while an earlier run is under way.
+    /// For copies of large inputs while an earlier run is under way.
     copy_stream: Stream,
     gpu: Arc<Gpu>,
 }
 
-// SAFETY: streams, graphs and buffers of the driver may be used from any thread; every method makes the context
-// current.
+// SAFETY: streams, graphs and buffers of the driver may be used from any thread, and every public method that calls the
+// driver makes the context current. The other pointers are to memory that `self` owns.
 unsafe impl Send for CudaExecutable {}
 
 impl CudaExecutable {
@@ -83,7 +84,7 @@ impl CudaExecutable {
         gpu: Arc<Gpu>,
         prepared: Prepared,
         parameters: &mut dyn Parameters,
-        exchange: Option<&GpuExchange>,
+        group: Option<&ProcessGroup>,
     ) -> Result<Self, GraphError> {
         let p = &prepared;
         gpu.enter()?;
@@ -128,8 +129,8 @@ impl CudaExecutable {
         };
         stream.synchronize()?;
 
-        let exchange = match exchange {
-            Some(exchange) => StreamExchange::new(&gpu, p, &bases, &order, exchange)?,
+        let collectives = match group {
+            Some(group) => CollectiveStream::new(&gpu, p, &bases, &order, group)?,
             None => None,
         };
         let (inputs, staging_bytes) = inputs(p, &bases, &order)?;
@@ -147,7 +148,7 @@ impl CudaExecutable {
             state,
             steps,
             updates,
-            exchange,
+            collectives,
             inputs,
             outputs,
             parameters,
@@ -195,37 +196,38 @@ impl CudaExecutable {
         target.copied.record(stream)
     }
 
-    /// Enqueues one step, or the updates after the last one.
+    /// Enqueues one step; one past the last step stands for the updates.
     fn enqueue(&self, step: usize) -> Result<(), GraphError> {
         let (launches, reads) = match self.steps.get(step) {
             Some(step) => (&step.launches, &step.reads[..]),
             None => (&self.updates, &[][..]),
         };
-        if let Some(exchange) = &self.exchange {
-            exchange.before(step, reads, &self.stream)?;
+        if let Some(collectives) = &self.collectives {
+            collectives.before(step, reads, &self.stream)?;
             // The updates read whatever the run has computed.
             if step == self.steps.len() {
-                exchange.join_all(&self.stream)?;
+                collectives.join_all(&self.stream)?;
             }
         }
         // SAFETY: callers have made the context current; the invariant of `self` covers the addresses, and `drop`
         // synchronises the streams before the buffers are freed.
         unsafe {
             launches.iter().try_for_each(|launch| launch.enqueue(&self.gpu, &self.stream))?;
-            self.exchange.as_ref().map_or(Ok(()), |exchange| exchange.after(step, &self.stream))
+            self.collectives.as_ref().map_or(Ok(()), |collectives| collectives.after(step, &self.stream))
         }
     }
 
-    /// Enqueues a step; after the last one of a segment, the second stream has joined the first.
+    /// Enqueues a step, and after the last one of a segment waits for the collectives: a capture may only end when all
+    /// streams have joined the one that it began in.
     fn enqueue_in_segment(&self, step: usize, last: usize) -> Result<(), GraphError> {
         self.enqueue(step)?;
-        let exchange = self.exchange.as_ref().filter(|_| step == last);
-        exchange.map_or(Ok(()), |exchange| exchange.join_all(&self.stream))
+        let collectives = self.collectives.as_ref().filter(|_| step == last);
+        collectives.map_or(Ok(()), |collectives| collectives.join_all(&self.stream))
     }
 
-    /// The first error of an exchange with other processes.
-    fn check_exchange(&self) -> Result<(), GraphError> {
-        self.exchange.as_ref().map_or(Ok(()), StreamExchange::failure)
+    /// An error if an exchange with other processes has failed.
+    fn check_exchanges(&self) -> Result<(), GraphError> {
+        self.collectives.as_ref().map_or(Ok(()), CollectiveStream::failure)
     }
 
     /// Records the events of the inputs that this step is the last to read.
@@ -243,7 +245,7 @@ impl CudaExecutable {
         Ok(())
     }
 
-    /// Captures the run as one graph up to each step after which an event is recorded.
+    /// Captures the run: a graph up to each step after which `record_last_reads` records an event, and one to the end.
     fn capture(&self) -> Result<Vec<CapturedSegment>, GraphError> {
         let mut ends: Vec<usize> =
             self.inputs.values().filter_map(|input| Some(input.last_read.as_ref()?.step)).collect();
@@ -260,7 +262,7 @@ impl CudaExecutable {
         Ok(segments)
     }
 
-    /// Copies one of the named values, all of which are stored as f32.
+    /// Copies one of the outputs or parameters, which are stored as f32, when all runs are complete.
     fn read_named(
         &self,
         values: &HashMap<String, (Type, u64)>,
@@ -285,7 +287,7 @@ struct LoweredStep {
     requests: Vec<Request>,
 }
 
-/// The requests of every node that runs each time, and the contents of their tables in `stored`.
+/// The requests of every node that runs each time; uploads the tables that they read to `stored`.
 fn lowered(p: &Prepared, stored: &DeviceBuffer, bases: &Bases) -> Result<Vec<LoweredStep>, GraphError> {
     let mut lowered = Vec::new();
     for id in (0..p.graph.nodes().len()).filter(|id| !p.constant[*id]) {
@@ -300,7 +302,12 @@ fn lowered(p: &Prepared, stored: &DeviceBuffer, bases: &Bases) -> Result<Vec<Low
     Ok(lowered)
 }
 
-fn fill_with_noise(gpu: &Gpu, stream: &Stream, buffer: &DeviceBuffer) -> Result<(), GraphError> {
+/// Fills a buffer with finite values of either sign.
+///
+/// # Safety
+///
+/// The context must be current, and the buffer must live until the stream is synchronised.
+unsafe fn fill_with_noise(gpu: &Gpu, stream: &Stream, buffer: &DeviceBuffer) -> Result<(), GraphError> {
     let count = buffer.bytes / 16;
     if count == 0 {
         return Ok(());
@@ -314,8 +321,7 @@ fn fill_with_noise(gpu: &Gpu, stream: &Stream, buffer: &DeviceBuffer) -> Result<
         maps: Vec::new(),
         arguments: KernelArguments::new().pointer(buffer.address).u64(count),
     };
-    // SAFETY: the kernel writes `count` times 16 bytes to the buffer, which its owner keeps until the stream is
-    // synchronised.
+    // SAFETY: the kernel writes `count` times 16 bytes to the buffer; the caller guarantees the rest.
     unsafe { kernel.resolve(gpu)?.enqueue(gpu, stream) }
 }
 
@@ -370,9 +376,9 @@ impl Executable for CudaExecutable {
     fn wait(&mut self) -> Result<(), GraphError> {
         self.gpu.enter()?;
         let copies = self.copy_stream.synchronize();
-        let exchanged = self.exchange.as_ref().map_or(Ok(()), StreamExchange::synchronize);
+        let exchanged = self.collectives.as_ref().map_or(Ok(()), CollectiveStream::synchronize);
         self.stream.synchronize()?;
-        copies.and(exchanged).and(self.check_exchange())
+        copies.and(exchanged).and(self.check_exchanges())
     }
 
     fn steps(&self) -> Vec<StepInfo> {
@@ -418,14 +424,15 @@ impl Executable for CudaExecutable {
             Ok(*address)
         };
         let addresses = outputs.iter().map(address).collect::<Result<Vec<u64>, GraphError>>()?;
-        // SAFETY: outputs are f32 in `arena` or `stored`, which live until `drop` has synchronised the stream.
+        // SAFETY: outputs are f32 in `arena` or `stored`, which live, as `read_back` does, until `drop` has
+        // synchronised the stream.
         unsafe { self.read_back.read_async(&addresses, &self.stream) }
     }
 
     fn collect(&mut self, into: &mut [f32]) -> Result<(), GraphError> {
         self.gpu.enter()?;
         self.read_back.collect(into)?;
-        self.check_exchange()
+        self.check_exchanges()
     }
 
     fn set_parameters(&mut self, parameters: &mut dyn Parameters) -> Result<(), GraphError> {

@@ -23,8 +23,8 @@ pub(crate) struct DeviceInput {
     pub pending: bool,
 }
 
-/// The last read of an input within a run. Its memory is reserved throughout, so the next input may be copied there from
-/// then on.
+/// The last read of an input within a run. The input's memory holds nothing else in the rest of the run, so the input
+/// of the next run may be copied there.
 pub(crate) struct LastRead {
     /// The last step that reads it; one past the last step stands for the updates, after which the run ends.
     pub step: usize,
@@ -37,8 +37,8 @@ pub(crate) struct LastRead {
 /// split the captured CUDA graph once more.
 const WORTH_OVERLAPPING: usize = 1 << 20;
 
-/// The graph's inputs by name, and the bytes of their staging buffer. `steps` are the nodes in the order in which they
-/// run.
+/// The graph's inputs by name, and the bytes of the staging buffer for all of them. `steps` are the nodes in the order
+/// in which they run.
 pub(crate) fn inputs(
     p: &Prepared,
     bases: &Bases,

@@ -14,7 +14,7 @@ use crate::run::tensor_map::TensorMap;
 pub(crate) enum Request {
     Kernel(KernelLaunch),
     Product(MatrixProduct),
-    /// A product with its whole epilogue, or the requests that replace it where cuBLASLt has no such epilogue.
+    /// A product with its whole epilogue, and the requests that replace it where cuBLASLt has no such epilogue.
     Fused(MatrixProduct, Vec<Request>),
     /// Sets bytes to zero.
     Clear {
@@ -29,7 +29,7 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// The kernels to compile.
+    /// The kernels to compile in advance. The plain kernel of a product is compiled if it turns out to be needed.
     pub fn variants(&self) -> Vec<KernelVariant> {
         match self {
             Request::Kernel(kernel) => vec![kernel.variant.clone()],
@@ -49,7 +49,7 @@ impl Request {
             Ok(vec![match self {
                 Request::Kernel(kernel) => kernel.resolve(gpu)?,
                 Request::Product(product) => product.resolve(gpu, stream)?,
-                Request::Fused(product, parts) => match product.algorithm(gpu, stream)? {
+                Request::Fused(product, parts) => match product.resolve_with_cublas(gpu, stream)? {
                     Some(matmul) => ReadyLaunch::Matmul(matmul),
                     None => return resolve_all(parts, gpu, stream),
                 },
@@ -128,9 +128,10 @@ impl ReadyLaunch {
     ///
     /// # Safety
     ///
-    /// The GPU's context must be current. Every address of the launch must point to device memory of the size and
-    /// alignment that it was lowered for, which stays allocated until the stream has run the launch; the ranges of a
-    /// copy must not overlap.
+    /// `gpu` must be the one that the launch was resolved for, and its context current. Every address of the launch
+    /// must point to device memory of the size and alignment that it was lowered for, which stays allocated until the
+    /// stream has run the launch; the ranges of a copy must not overlap. Scratch memory must not be in use by another
+    /// stream.
     pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         match self {
             ReadyLaunch::Kernel { function, grid, threads, shared, arguments } => {

@@ -1,4 +1,4 @@
-//! A compiled graph and its runs: launches with their arguments, stream capture, inputs and asynchronous read-back.
+//! A compiled graph and its runs: launches with their arguments, stream capture, inputs, exchanges, read-back.
 
 pub(crate) mod arguments;
 mod capture;

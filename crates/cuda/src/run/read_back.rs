@@ -21,7 +21,7 @@ pub(crate) struct ReadBack {
     copied: Vec<Event>,
     /// The slot of the next read-back.
     next: usize,
-    /// Slots that are being filled, each with its number of scalars.
+    /// The slots that were not collected yet, oldest first, each with its number of scalars.
     pending: VecDeque<(usize, usize)>,
 }
 

@@ -64,15 +64,16 @@ fn upload_floats(p: &Prepared, stored: &DeviceBuffer, value: Value, elements: &[
     if let Some(offset) = forms.e4m3 {
         let (bytes, scale) = fp8::quantised(elements);
         stored.upload(base + offset as u64, &bytes)?;
-        if let Some(&offset) = p.scales.get(&value) {
-            stored.upload(base + offset as u64, bytemuck::bytes_of(&scale))?;
-            stored.upload(base + offset as u64 + fp8::INVERSE, bytemuck::bytes_of(&(1.0 / scale)))?;
-        }
+        let scales = base + p.scales[&value] as u64;
+        stored.upload(scales, bytemuck::bytes_of(&scale))?;
+        stored.upload(scales + fp8::INVERSE, bytemuck::bytes_of(&(1.0 / scale)))?;
     }
     Ok(())
 }
 
-/// The requests that compute what follows from parameters and constants alone, with `scratch` for all of them in turn.
+/// The requests that compute what follows from parameters and constants alone, all with the scratch memory at
+/// `scratch`; uploads the tables that they read. Called when a graph is compiled and whenever its parameters are
+/// replaced.
 pub(super) fn constants(
     p: &Prepared,
     stored: &DeviceBuffer,
@@ -105,8 +106,8 @@ fn half_copies(p: &Prepared, node: NodeId, base: u64) -> Vec<Request> {
         .collect()
 }
 
-/// The requests after all nodes: copies of new values that were not written in place, also in 16 bits where nodes read
-/// the parameter so.
+/// The requests that follow the last step of a run: copies of parameters' new values that were not written in place,
+/// also to 16 bits where nodes read the parameter so.
 pub(super) fn updates(p: &Prepared, bases: &Bases) -> Vec<Request> {
     let mut requests = Vec::new();
     for (parameter, new) in p.graph.updates() {

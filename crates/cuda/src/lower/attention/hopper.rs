@@ -23,7 +23,7 @@ pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
 }
 
 impl AttentionCall {
-    /// The tensor maps of query, key and value.
+    /// The tensor maps of query, key and value, with boxes of `rows` tokens.
     fn maps(&self, rows: usize) -> Vec<TensorMap> {
         let tokens = [self.extents.queries, self.extents.keys, self.extents.keys];
         let map = |i: usize| self.map(self.operands[i], tokens[i], self.strides[i], rows);
@@ -35,7 +35,7 @@ impl AttentionCall {
         TensorMap { address, batch, tokens, heads, head_dim, token_stride: stride, rows }
     }
 
-    fn sizes(&self, arguments: KernelArguments) -> KernelArguments {
+    fn with_sizes(&self, arguments: KernelArguments) -> KernelArguments {
         let x = &self.extents;
         arguments.u32(x.batch).u32(x.heads).u32(x.queries).u32(x.keys).f32(self.op.scale)
     }
@@ -74,7 +74,7 @@ fn push_variant(
 pub(super) fn forward(call: &AttentionCall, address: u64, out: &Operand, lse: u64, e: &mut Emitter) {
     let tiling = HopperTiling::new(HopperKernel::Forward, &call.extents, e.multiprocessors);
     let scale = if out.storage == Storage::E4m3 { out.scales } else { 0 };
-    let arguments = call.sizes(KernelArguments::new().pointers(&[address, lse, scale]));
+    let arguments = call.with_sizes(KernelArguments::new().pointers(&[address, lse, scale]));
     let variant = tiling.variant().with("ELEMENT", call.storage.name()).with("OUT", out.storage.name());
     push_variant(e, HopperKernel::Forward, &tiling, variant, call.maps(tiling.box_rows()), arguments);
 }
@@ -102,16 +102,16 @@ pub(super) fn backward(call: &AttentionCall, g: &AttentionGradients, e: &mut Emi
     }
     let delta = e.scratch(4 * x.score_rows());
     let tiling = HopperTiling::new(HopperKernel::BackwardQueries, x, e.multiprocessors);
-    let arguments = call.sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.stride));
+    let arguments = call.with_sizes(KernelArguments::new().pointers(&[g.out, g.dy, g.lse, delta, dq]).u64(g.stride));
     push(e, HopperKernel::BackwardQueries, &tiling, with_dy(tiling.box_rows()), arguments);
     let tiling = HopperTiling::new(HopperKernel::BackwardKeys, x, e.multiprocessors);
-    let arguments = call.sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.stride));
+    let arguments = call.with_sizes(KernelArguments::new().pointers(&[g.lse, delta, dk, dv]).u64(g.stride));
     push(e, HopperKernel::BackwardKeys, &tiling, with_dy(tiling.box_rows()), arguments);
 }
 
-/// Whether one kernel over whole heads is faster than two over tiles: it reads everything once, but needs a head for
-/// every multiprocessor. For small heads, the two were faster in measurements on an H200 (over 261 tokens with heads of
-/// 64 they took 1.54 times as long); above 64, its tilings are not tested.
+/// Whether one kernel over whole heads is faster than two over tiles: the one reads everything once, but needs a head
+/// for every multiprocessor. On an H200, over 261 tokens with heads of 64, the two took 1.54 times as long as the one;
+/// with heads of at most 32 they were faster. Above 64, the tilings of the one are not tested.
 fn whole_heads(x: &Extents, multiprocessors: usize) -> bool {
     x.queries == x.keys
         && x.keys <= MAX_SLOT_ROWS
@@ -164,7 +164,7 @@ mod tests {
     use crate::Precision;
     use crate::plan::prepare::{LoweringTarget, Prepared};
 
-    /// The attentions of a training step, and how many of them and of their gradients are computed by tensor cores.
+    /// How many attentions and gradients of attentions a training step has, and how many of these use wgmma.
     fn attentions(precision: Precision, hopper: bool) -> (usize, usize) {
         let architecture = variant("vit_tiny_patch16_224").unwrap().architecture;
         let step = TrainingStep::new(&architecture, 2, Optimiser::default()).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn training_in_bf16_on_hopper_uses_tensor_cores() {
+    fn training_in_bf16_on_hopper_uses_wgmma() {
         assert_eq!(attentions(Precision::Bf16, true), (24, 24));
         assert_eq!(attentions(Precision::Bf16, false), (24, 0));
         assert_eq!(attentions(Precision::F32, true), (24, 0));

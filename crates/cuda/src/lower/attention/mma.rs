@@ -140,12 +140,13 @@ fn tiles(tokens: usize) -> usize {
     tokens.div_ceil(TILE)
 }
 
-/// Tokens of a tile, a multiple of `step`.
+/// Rows of a tile, padded to a multiple of `step`: tokens are divided evenly among tiles.
 fn rows(tokens: usize, step: usize) -> usize {
     tokens.div_ceil(tiles(tokens)).next_multiple_of(step)
 }
 
-/// Whether the kernels support this: bf16 operands in rows of multiples of 16 bytes, up to 256 tokens.
+/// Whether the kernels support this: bf16 operands in rows of multiples of 16 bytes, up to 256 tokens, as far as they
+/// fit a block's shared memory.
 pub(super) fn supports(call: &AttentionCall, e: &Emitter) -> bool {
     let x = &call.extents;
     if call.storage != Storage::Bf16
@@ -168,11 +169,10 @@ struct SampleSplits {
     splits: usize,
 }
 
-/// Prologue and epilogue of a block, estimated in the time of samples.
+/// A block's prologue and epilogue, an estimate in the time of a sample.
 const SETUP: usize = 1;
 
-/// The splits with the shortest time, for waves of as many blocks as are resident at a time on Hopper; on other GPUs an
-/// estimate, too.
+/// The splits with the shortest estimated time, if waves have as many blocks as are resident at a time on Hopper.
 fn split_samples(
     shape: &MmaShape,
     kernel: MmaKernel,

@@ -1,5 +1,5 @@
-//! The tiling of the attention kernels for Hopper: macros (described in `kernels/hopper/tiles.cu`), grid and shared
-//! memory of a shape.
+//! The tiling of the attention kernels for Hopper: macros, grid and shared memory of a shape. `kernels/hopper/tiles.cu`
+//! describes the macros, and the units, tiles and slots of which the kernels' work and shared memory consist.
 
 use super::Extents;
 use crate::compile::{self, KernelSource, KernelVariant};
@@ -10,7 +10,8 @@ use crate::run::tensor_map::box_columns;
 const SHARED_OF_BLOCK: usize = 232_448;
 const SHARED_OF_MULTIPROCESSOR: usize = 233_472;
 
-/// The most tokens of a slot for two warpgroups: above [`MAX_SLOT_ROWS_OF_THREE`], they have the registers for the scores.
+/// The most tokens of a slot for two warpgroups, which have more registers each for the scores of a tile than three
+/// have.
 pub(super) const MAX_SLOT_ROWS: usize = 320;
 
 /// The most tokens of a slot for three warpgroups: the scores of a tile must fit the registers.
@@ -112,7 +113,8 @@ impl HopperTiling {
         // The registers of consumers bound slot rows, warpgroups and steps: accumulators grow with the head size,
         // scores with the rows of a slot or step.
         let max_head_dim = if kernel == HopperKernel::Forward { 128 } else { 96 };
-        // One slot for all keys: on an H200, the forward kernel over 257 to 261 tokens takes 0.75 of its time with two.
+        // One slot for all keys where it fits: on an H200, the forward kernel over 257 to 261 tokens takes 0.75 of the
+        // time that it takes with two slots.
         let whole_rows = match kernel {
             HopperKernel::Forward | HopperKernel::Backward if padded_head_dim <= 64 => MAX_SLOT_ROWS,
             HopperKernel::Forward if padded_head_dim <= 80 => 272,

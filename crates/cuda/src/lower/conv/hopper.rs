@@ -1,7 +1,8 @@
 //! Convolution in bf16 and its gradients by implicit GEMM on Hopper's tensor cores.
 //!
-//! Filters are reordered to the order of the reduction. An image of few channels is padded with a border and with
-//! channels of zeros; then a row of a filter covers consecutive elements, as if it were one tap of many channels.
+//! Filters are reordered to the order in which the GEMM sums ([`InputTaps::channel_blocked`]). An image of few channels
+//! is padded with a border and with channels of zeros; then a row of a filter covers consecutive elements, as if it
+//! were one tap of many channels.
 
 mod operands;
 mod tile;
@@ -45,7 +46,7 @@ pub(super) fn supports(geometry: &ConvGeometry, e: &Emitter) -> bool {
         && geometry.batch * result > 0
 }
 
-/// Whether the kernels support the gradient of its image: the taps of a pixel must be a regular grid.
+/// Whether the kernels support the gradient of the convolution's image: the taps of a pixel must be a regular grid.
 pub(super) fn supports_grad_input(geometry: &ConvGeometry, e: &Emitter) -> bool {
     supports(geometry, e)
         && geometry.image[2].is_multiple_of(8)
@@ -70,8 +71,15 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
         let address = e.input_as(input, Storage::Bf16);
         let first = [0, 1].map(|axis| -(geometry.conv.padding[axis][0] as isize));
         let strides = [height * width * channels, width * channels, channels];
-        let taps =
-            InputTaps { size: [height, width], strides, first, pixel_step: stride, tap_step, taps: kernel, channels };
+        let taps = InputTaps {
+            size: [height, width],
+            strides,
+            first,
+            pixel_step: stride,
+            tap_step,
+            tap_counts: kernel,
+            channels,
+        };
         return ImageView { address, taps, padded_channels: channels, padded_width: kernel[1] };
     }
     // Rows of taps must start at multiples of 16 bytes, or 8 elements: with 4 channels at every second pixel, so that
@@ -95,13 +103,13 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
         first: [0, 0],
         pixel_step: stride,
         tap_step: [tap_step[0], 0],
-        taps: [kernel[0], 1],
+        tap_counts: [kernel[0], 1],
         channels: padded_width * padded_channels,
     };
     ImageView { address, taps, padded_channels, padded_width }
 }
 
-/// Copies the filters to scratch memory in the order of the reduction.
+/// Copies the filters to scratch memory in the order of the reduction over `taps`; returns the address.
 fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Emitter) -> u64 {
     let depth = taps.steps() * STEP;
     let ordered = e.scratch(2 * order.rows * depth);
@@ -112,24 +120,25 @@ fn order_filters(filters: u64, order: &FilterOrder, taps: &InputTaps, e: &mut Em
     ordered
 }
 
-/// The implicit GEMM of `pixels` by `count` filters; `stored` is the storage type of bias and result.
+/// The implicit GEMM of `pixels` by `filter_count` filters; `stored` is the storage type of bias and result. `filters`
+/// comes from [`order_filters`].
 fn convolve(
     e: &mut Emitter,
     [x, filters, bias, y]: [u64; 4],
     stored: Storage,
     pixels: OutputPixels,
     taps: &InputTaps,
-    count: usize,
+    filter_count: usize,
 ) {
-    let block = BlockTile::of_pixels(pixels.count(), count, e.multiprocessors);
+    let block = BlockTile::of_pixels(pixels.count(), filter_count, e.multiprocessors);
     let variant = block.convolve(taps.channel_blocked(), stored);
     let arguments = KernelArguments::new()
         .pointers(&[x, filters, bias, y])
         .fields(pixels.fields())
         .fields(taps.fields())
-        .u32(count)
+        .u32(filter_count)
         .u32(taps.steps());
-    let blocks = pixels.count().div_ceil(block.m) * count.div_ceil(block.n);
+    let blocks = pixels.count().div_ceil(block.m) * filter_count.div_ceil(block.n);
     e.kernel(variant, "convolve", [blocks, 1, 1], WARPGROUP * block.warpgroups(), block.shared(), arguments);
 }
 
@@ -149,7 +158,7 @@ pub(super) fn forward(geometry: &ConvGeometry, e: &mut Emitter) {
         inner: geometry.image[2],
         strides: [geometry.image[2] * filter_len, filter_len],
         kernel: geometry.kernel,
-        taps: [geometry.kernel[0], view.padded_width],
+        tap_counts: [geometry.kernel[0], view.padded_width],
         first_tap: [0, 0],
         tap_step: [1, 1],
         padded_inner: view.padded_channels,
@@ -178,16 +187,17 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
         }
         let position_in_padded = [0, 1].map(|axis| class[axis] + geometry.conv.padding[axis][0]);
         let first_tap = [0, 1].map(|axis| position_in_padded[axis] % stride[axis]);
-        let counts = [0, 1].map(|axis| geometry.kernel[axis].saturating_sub(first_tap[axis]).div_ceil(stride[axis]));
+        let tap_counts =
+            [0, 1].map(|axis| geometry.kernel[axis].saturating_sub(first_tap[axis]).div_ceil(stride[axis]));
         // Without taps the gradient is zero; kernels divide by the second count.
-        let counts = if counts.contains(&0) { [0, 1] } else { counts };
+        let tap_counts = if tap_counts.contains(&0) { [0, 1] } else { tap_counts };
         let taps = InputTaps {
             size: geometry.output,
             strides: output_pixels(geometry).strides,
             first: [0, 1].map(|axis| (position_in_padded[axis] / stride[axis]) as isize),
             pixel_step: [1, 1],
             tap_step: geometry.conv.dilation.map(|d| -(d as isize)),
-            taps: counts,
+            tap_counts,
             channels: geometry.filters,
         };
         let order = FilterOrder {
@@ -195,7 +205,7 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
             inner: geometry.filters,
             strides: [filter_len, channels * filter_len],
             kernel: geometry.kernel,
-            taps: counts,
+            tap_counts,
             first_tap,
             tap_step: stride,
             padded_inner: geometry.filters,

@@ -12,15 +12,17 @@ use crate::driver::memory::PinnedBuffer;
 use crate::driver::{Gpu, Stream, check};
 
 pub(super) struct HostCarrier {
-    /// Host functions have the addresses of the elements, so it is never resized.
+    /// By bucket. Host functions have the addresses of the elements, so the vector never changes.
     messages: Vec<HostMessage>,
+    /// The first failed exchange; later messages are not exchanged any more.
     failure: Arc<Mutex<Option<GraphError>>>,
-    /// Holds one message at a time: the stream is in order.
+    /// Holds the message of one bucket at a time: the stream is in order.
     _staging: PinnedBuffer,
 }
 
 /// The argument of a host function.
 struct HostMessage {
+    /// The staging memory.
     values: *mut f32,
     elements: usize,
     collective: Collective,
@@ -49,9 +51,10 @@ impl HostCarrier {
 
     /// # Safety
     ///
-    /// `bucket` must be the one at `index` of those that `new` was given. All messages must be enqueued in the same stream,
-    /// since they share the staging memory. `self` and the memory of the values must live until the stream is synchronised,
-    /// or if it is being captured, until the last launch of the captured graph has ended.
+    /// The context must be current. `bucket` must be the one at `index` of those that `new` was given. All messages
+    /// must be enqueued in the same stream, since they share the staging memory. `self` and the memory of the values
+    /// must live until the stream is synchronised, or if it is being captured, until the last launch of the captured
+    /// graph has ended.
     pub unsafe fn enqueue(&self, index: usize, bucket: &StreamBucket, stream: &Stream) -> Result<(), GraphError> {
         let message = &self.messages[index];
         for piece in &bucket.pieces {
@@ -65,7 +68,7 @@ impl HostCarrier {
         }
         let data: *const HostMessage = message;
         // SAFETY: the message never moves, and the caller keeps it until the stream has run the function.
-        let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange), data.cast_mut().cast()) };
+        let result = unsafe { cu::cuLaunchHostFunc(stream.raw(), Some(exchange_message), data.cast_mut().cast()) };
         check(result, "exchanging gradients")?;
         for piece in &bucket.pieces {
             // SAFETY: as above.
@@ -83,8 +86,9 @@ impl HostCarrier {
     }
 }
 
-/// Exchanges a message with all processes; on a thread of the driver, in the order of the stream.
-unsafe extern "C" fn exchange(message: *mut c_void) {
+/// The host function that exchanges a message with all processes. The driver calls it when the stream reaches it, on a
+/// thread of its own.
+unsafe extern "C" fn exchange_message(message: *mut c_void) {
     // SAFETY: `HostCarrier::enqueue` passes a message that lives until the stream has run this function.
     let message = unsafe { &*message.cast::<HostMessage>() };
     let failure = || message.failure.lock().unwrap_or_else(PoisonError::into_inner);

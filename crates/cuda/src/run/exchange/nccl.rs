@@ -1,6 +1,5 @@
-//! Messages between GPUs by NCCL. Where sums are in the order of a binary tree over the ranks (`Exchange::fixed_order`), each
-//! slice of a vector goes to its owner, which adds the contributions of all ranks as `vit_cluster::tree_sum` does, and the
-//! sums are gathered.
+//! Buckets between GPUs by NCCL: by its own all-reduce, or by its sends and receives where sums must have a fixed order
+//! ([`Exchange::fixed_order`]) or processes have slices ([`SlicedCollective`]).
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,10 +21,10 @@ const THREADS: usize = 256;
 /// Values of at least so many bytes are sent in place; smaller ones are first packed into one message, to save latency.
 const MIN_IN_PLACE_BYTES: usize = 1 << 20;
 
-/// The processes that a GPU exchanges values with.
-pub(crate) struct GpuExchange {
-    processes: Arc<dyn Exchange>,
-    /// Their GPUs, once all processes have called `connect`; `None` where NCCL cannot connect them.
+/// The processes that train together, and how NCCL connects their GPUs.
+pub(crate) struct ProcessGroup {
+    exchange: Arc<dyn Exchange>,
+    /// Set by `connect`; `None` where NCCL cannot connect the GPUs.
     nccl: OnceLock<Option<Arc<NcclGroup>>>,
 }
 
@@ -39,7 +38,7 @@ pub(crate) struct NcclGroup {
 /// What each process sends to all others, so that they agree on NCCL or the host.
 struct NcclHandshake {
     uuid: [u8; 16],
-    /// Of rank 0 alone; zeros of the others. `None` without NCCL.
+    /// From rank 0 the name of the communicator, from the others zeros; `None` from a process without NCCL.
     id: Option<UniqueId>,
 }
 
@@ -63,50 +62,53 @@ impl NcclHandshake {
     }
 }
 
-/// The name of the communicator if NCCL can connect all GPUs: it has one rank per GPU.
-fn common_id(cards: &[NcclHandshake]) -> Option<UniqueId> {
-    let shared = (1..cards.len()).any(|one| cards[..one].iter().any(|other| other.uuid == cards[one].uuid));
-    if shared || cards.iter().any(|card| card.id.is_none()) { None } else { cards.first()?.id }
+/// The name of the communicator if every process has NCCL and a GPU to itself.
+fn common_id(handshakes: &[NcclHandshake]) -> Option<UniqueId> {
+    let shared = |i: usize| handshakes[..i].iter().any(|earlier| earlier.uuid == handshakes[i].uuid);
+    let any_shared = (1..handshakes.len()).any(shared);
+    if any_shared || handshakes.iter().any(|handshake| handshake.id.is_none()) { None } else { handshakes.first()?.id }
 }
 
-impl GpuExchange {
-    pub fn new(processes: Arc<dyn Exchange>) -> GpuExchange {
-        GpuExchange { processes, nccl: OnceLock::new() }
+impl ProcessGroup {
+    pub fn new(exchange: Arc<dyn Exchange>) -> ProcessGroup {
+        ProcessGroup { exchange, nccl: OnceLock::new() }
     }
 
-    /// One rank of NCCL, without other processes: to measure and to test what NCCL costs in a run of one process.
-    pub fn one_nccl_rank(gpu: &Gpu) -> Result<GpuExchange, GraphError> {
+    /// One rank of NCCL, without other processes: to test NCCL, and to measure its cost, in a run of one process.
+    pub fn one_nccl_rank(gpu: &Gpu) -> Result<ProcessGroup, GraphError> {
         gpu.enter()?;
         // SAFETY: the context is current; there is no other rank.
         let communicator = unsafe { NcclCommunicator::join(UniqueId::new()?, 0, 1) }?;
         let group = NcclGroup { communicator: Mutex::new(communicator), fixed_order: false };
-        Ok(GpuExchange { processes: Arc::new(Alone), nccl: OnceLock::from(Some(Arc::new(group))) })
+        Ok(ProcessGroup { exchange: Arc::new(Alone), nccl: OnceLock::from(Some(Arc::new(group))) })
     }
 
-    pub fn processes(&self) -> &Arc<dyn Exchange> {
-        &self.processes
+    pub fn exchange(&self) -> &Arc<dyn Exchange> {
+        &self.exchange
     }
 
-    /// Connects the GPUs by NCCL if every process has it and a GPU to itself. All processes call it at the same time.
+    /// Connects the GPUs by NCCL if every process has it and a GPU to itself. It waits for all processes, which must
+    /// call it before they compile a graph.
     pub fn connect(&self, gpu: &Gpu) -> Result<(), GraphError> {
         if self.nccl.get().is_some() {
             return Ok(());
         }
-        let (rank, size) = (self.processes.rank(), self.processes.processes());
+        let (rank, size) = (self.exchange.rank(), self.exchange.processes());
         let id = match (nccl::version().is_ok(), rank) {
             (false, _) => None,
             (true, 0) => Some(UniqueId::new()?),
             (true, _) => Some(UniqueId([0; 128])),
         };
-        let card = NcclHandshake { uuid: gpu.uuid()?, id };
-        let cards = self.processes.all_gather(&card.to_bytes())?;
-        let cards: Option<Vec<NcclHandshake>> = cards.iter().map(|bytes| NcclHandshake::from_bytes(bytes)).collect();
-        let group = match cards.as_deref().and_then(common_id) {
+        let handshake = NcclHandshake { uuid: gpu.uuid()?, id };
+        let received = self.exchange.all_gather(&handshake.to_bytes())?;
+        let handshakes: Option<Vec<NcclHandshake>> =
+            received.iter().map(|bytes| NcclHandshake::from_bytes(bytes)).collect();
+        let group = match handshakes.as_deref().and_then(common_id) {
             Some(id) => {
                 gpu.enter()?;
                 // SAFETY: the context is current, and no two ranks have the same GPU.
                 let communicator = Mutex::new(unsafe { NcclCommunicator::join(id, rank, size) }?);
-                Some(Arc::new(NcclGroup { communicator, fixed_order: self.processes.fixed_order() }))
+                Some(Arc::new(NcclGroup { communicator, fixed_order: self.exchange.fixed_order() }))
             }
             None => None,
         };
@@ -114,7 +116,7 @@ impl GpuExchange {
         Ok(())
     }
 
-    /// The connected GPUs; `None` where messages travel through the host.
+    /// The connected GPUs; `None` where messages travel through the host, as before `connect`.
     pub fn nccl(&self) -> Option<Arc<NcclGroup>> {
         self.nccl.get().cloned().flatten()
     }
@@ -122,7 +124,7 @@ impl GpuExchange {
 
 impl NcclGroup {
     /// This process's rank, and the number of ranks.
-    fn place(&self) -> (usize, usize) {
+    fn rank_and_size(&self) -> (usize, usize) {
         let communicator = self.lock();
         (communicator.rank(), communicator.size())
     }
@@ -136,9 +138,9 @@ pub(super) struct NcclCarrier {
     group: Arc<NcclGroup>,
     buckets: Vec<NcclBucket>,
     gpu: Arc<Gpu>,
-    /// Workspace that all buckets share, since one stream runs them one after another: the packed small values, and the
-    /// contributions of the other ranks to this rank's slices.
+    /// The packed small values of the bucket that is being exchanged: one stream runs all buckets, one after another.
     _packed: DeviceBuffer,
+    /// The contributions of the other ranks to this rank's slices, likewise.
     _contributions: DeviceBuffer,
 }
 
@@ -147,22 +149,29 @@ struct NcclBucket {
     /// Copies of small values to one vector and back.
     pack: Vec<ReadyLaunch>,
     unpack: Vec<ReadyLaunch>,
+    /// The large values, and the packed small ones as one vector.
     vectors: Vec<DeviceVector>,
-    /// The slice of each rank, of every vector.
+    /// `[vector][rank]`: the elements that the rank owns.
     slices: Vec<Vec<Range<usize>>>,
     collective: Collective,
-    /// Not where NCCL's own all-reduce adds.
-    slices_exchange: Option<SliceExchange>,
+    /// `None` where NCCL's own all-reduce adds, and in a group of one rank.
+    sliced: Option<SlicedCollective>,
 }
 
-/// Reduce-scatter, which adds in the order of `vit_cluster::tree_sum`, then all-gather, by sends and receives. A
-/// [`Collective::ReduceScatter`] runs the first half, an `AllGather` the second, an `AllReduce` both.
+/// Reduce-scatter, in which the owner of a slice adds the contributions of all ranks in the order of
+/// `vit_cluster::tree_sum`, then all-gather, both by sends and receives. A [`Collective::ReduceScatter`] runs the first
+/// half, an `AllGather` the second, an `AllReduce` both.
 #[derive(Default)]
-struct SliceExchange {
+struct SlicedCollective {
+    /// Sent: this rank's contributions to the slices of other ranks.
     slices_to_owners: Vec<DeviceMessage>,
+    /// Received: the other ranks' contributions to this rank's slices.
     contributions: Vec<DeviceMessage>,
+    /// The additions of these contributions to this rank's slices, in place.
     adds: Vec<ReadyLaunch>,
+    /// Sent.
     own_slice_to_all: Vec<DeviceMessage>,
+    /// Received.
     slices_of_owners: Vec<DeviceMessage>,
 }
 
@@ -173,13 +182,13 @@ fn slice(elements: usize, rank: usize, size: usize) -> Range<usize> {
     start(rank)..start(rank + 1)
 }
 
-/// Whether a value travels with other small ones; never one of which processes have slices.
+/// Whether a value is packed with other small ones; one that processes have slices of never is.
 fn is_small(value: &BucketValue) -> bool {
     value.bytes < MIN_IN_PLACE_BYTES && value.shards.is_none()
 }
 
 impl NcclBucket {
-    /// Without the exchange of slices.
+    /// Without [`NcclBucket::sliced`]. Small values are packed at the address `packed`; there are `size` ranks.
     fn new(bucket: &StreamBucket, packed: u64, size: usize) -> NcclBucket {
         let even = |elements: usize| (0..size).map(|rank| slice(elements, rank, size)).collect::<Vec<_>>();
         let (mut vectors, mut slices) = (Vec::new(), Vec::new());
@@ -204,13 +213,13 @@ impl NcclBucket {
             vectors.push(DeviceVector { address: packed, elements });
             slices.push(even(elements));
         }
-        NcclBucket { pack, unpack, vectors, slices, collective: bucket.collective, slices_exchange: None }
+        NcclBucket { pack, unpack, vectors, slices, collective: bucket.collective, sliced: None }
     }
 }
 
 impl NcclCarrier {
     pub fn new(gpu: &Arc<Gpu>, buckets: &[StreamBucket], group: Arc<NcclGroup>) -> Result<NcclCarrier, GraphError> {
-        let (rank, size) = group.place();
+        let (rank, size) = group.rank_and_size();
         let small = |bucket: &&StreamBucket| bucket.values.iter().filter(|v| is_small(v)).map(|v| v.bytes).sum();
         let packed_bytes = buckets.iter().map(|bucket| small(&bucket)).max().unwrap_or(0);
         let packed = DeviceBuffer::new(gpu, packed_bytes, "messages to other GPUs")?;
@@ -219,12 +228,11 @@ impl NcclCarrier {
         let own_bytes = |bucket: &NcclBucket| bucket.slices.iter().map(|slices| 4 * slices[rank].len()).sum();
         let largest = buckets.iter().map(own_bytes).max().unwrap_or(0);
         let contributions = DeviceBuffer::new(gpu, (size - 1) * largest, "messages of other GPUs")?;
-        // Also without a fixed order where processes have slices: NCCL's own reduce-scatter and all-gather need slices of equal
-        // lengths.
-        let by_slices = |bucket: &NcclBucket| group.fixed_order || bucket.collective != Collective::AllReduce;
-        for bucket in buckets.iter_mut().filter(|bucket| size > 1 && by_slices(bucket)) {
+        // NCCL's own reduce-scatter and all-gather need slices of equal lengths.
+        let is_sliced = |bucket: &NcclBucket| group.fixed_order || bucket.collective != Collective::AllReduce;
+        for bucket in buckets.iter_mut().filter(|bucket| size > 1 && is_sliced(bucket)) {
             let vectors = bucket.vectors.iter().zip(&bucket.slices);
-            bucket.slices_exchange = Some(SliceExchange::new(gpu, rank, vectors, contributions.address)?);
+            bucket.sliced = Some(SlicedCollective::new(gpu, rank, vectors, contributions.address)?);
         }
         Ok(NcclCarrier { group, buckets, gpu: gpu.clone(), _packed: packed, _contributions: contributions })
     }
@@ -238,22 +246,22 @@ impl NcclCarrier {
         let bucket = &self.buckets[index];
         let communicator = self.group.lock();
         let raw = stream.raw().cast();
-        // SAFETY: the caller guarantees the values; copies and messages stay inside the values and buffers, whose lengths they were
-        // made for, and the stream runs one bucket after the other.
+        // SAFETY: the caller guarantees context and values; copies and messages stay inside the values and buffers,
+        // whose lengths they were made for, and the stream runs one bucket after the other.
         unsafe {
             bucket.pack.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))?;
-            match &bucket.slices_exchange {
-                Some(slices) => {
+            match &bucket.sliced {
+                Some(sliced) => {
                     if bucket.collective != Collective::AllGather {
-                        communicator.send_receive(&slices.slices_to_owners, &slices.contributions, raw)?;
-                        slices.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
+                        communicator.send_receive(&sliced.slices_to_owners, &sliced.contributions, raw)?;
+                        sliced.adds.iter().try_for_each(|add| add.enqueue(&self.gpu, stream))?;
                     }
                     if bucket.collective != Collective::ReduceScatter {
-                        communicator.send_receive(&slices.own_slice_to_all, &slices.slices_of_owners, raw)?;
+                        communicator.send_receive(&sliced.own_slice_to_all, &sliced.slices_of_owners, raw)?;
                     }
                 }
                 None if bucket.collective == Collective::AllReduce => communicator.all_reduce(&bucket.vectors, raw)?,
-                // One rank has all slices.
+                // The only rank has all slices.
                 None => {}
             }
             bucket.unpack.iter().try_for_each(|copy| copy.enqueue(&self.gpu, stream))
@@ -265,50 +273,56 @@ impl NcclCarrier {
     }
 }
 
-impl SliceExchange {
-    /// Of vectors with the slice of each rank; `others` has room for the other ranks' contributions to this rank's slices.
+impl SlicedCollective {
+    /// Of vectors with the slice of each rank. At the address `contributions`, the other ranks' contributions to this
+    /// rank's slices are received.
     fn new<'a>(
         gpu: &Gpu,
         rank: usize,
         vectors: impl Iterator<Item = (&'a DeviceVector, &'a Vec<Range<usize>>)>,
-        mut others: u64,
-    ) -> Result<SliceExchange, GraphError> {
-        let mut all = SliceExchange::default();
+        mut contributions: u64,
+    ) -> Result<SlicedCollective, GraphError> {
+        let mut sliced = SlicedCollective::default();
         for (vector, slices) in vectors {
             let size = slices.len();
-            let part = |owner: usize, peer: usize| {
+            let slice_of = |owner: usize, peer: usize| {
                 let range = &slices[owner];
                 DeviceMessage { peer, address: vector.address + 4 * range.start as u64, bytes: 4 * range.len() }
             };
-            let (own, first) = (part(rank, rank), others);
+            let (own, received) = (slice_of(rank, rank), contributions);
             for peer in (0..size).filter(|&peer| peer != rank) {
-                all.slices_to_owners.push(part(peer, peer));
-                all.contributions.push(DeviceMessage { peer, address: others, bytes: own.bytes });
-                all.own_slice_to_all.push(part(rank, peer));
-                all.slices_of_owners.push(part(peer, peer));
-                others += own.bytes as u64;
+                sliced.slices_to_owners.push(slice_of(peer, peer));
+                sliced.contributions.push(DeviceMessage { peer, address: contributions, bytes: own.bytes });
+                sliced.own_slice_to_all.push(slice_of(rank, peer));
+                sliced.slices_of_owners.push(slice_of(peer, peer));
+                contributions += own.bytes as u64;
             }
-            let count = own.bytes / 4;
-            if count > 0 {
-                let arguments = KernelArguments::new().pointers(&[own.address, first]).u32(rank).u32(size).u64(count);
+            let elements = own.bytes / 4;
+            if elements > 0 {
+                let arguments =
+                    KernelArguments::new().pointers(&[own.address, received]).u32(rank).u32(size).u64(elements);
                 let add = KernelLaunch {
                     variant: KernelVariant::new(&compile::EXCHANGE),
                     name: "tree_sum",
-                    grid: [count.div_ceil(THREADS), 1, 1],
+                    grid: [elements.div_ceil(THREADS), 1, 1],
                     threads: THREADS,
                     shared: 0,
                     maps: Vec::new(),
                     arguments,
                 };
-                all.adds.push(add.resolve(gpu)?);
+                sliced.adds.push(add.resolve(gpu)?);
             }
         }
-        for messages in
-            [&mut all.slices_to_owners, &mut all.contributions, &mut all.own_slice_to_all, &mut all.slices_of_owners]
-        {
+        // Both ends leave out an empty slice.
+        for messages in [
+            &mut sliced.slices_to_owners,
+            &mut sliced.contributions,
+            &mut sliced.own_slice_to_all,
+            &mut sliced.slices_of_owners,
+        ] {
             messages.retain(|message| message.bytes > 0);
         }
-        Ok(all)
+        Ok(sliced)
     }
 }
 
@@ -318,14 +332,15 @@ mod tests {
 
     #[test]
     fn nccl_is_used_where_every_process_has_it_and_a_gpu() {
-        let card = |uuid: u8, id: Option<u8>| {
-            let card = NcclHandshake { uuid: [uuid; 16], id: id.map(|id| UniqueId([id; 128])) };
-            NcclHandshake::from_bytes(&card.to_bytes()).unwrap()
+        let process = |uuid: u8, id: Option<u8>| {
+            let handshake = NcclHandshake { uuid: [uuid; 16], id: id.map(|id| UniqueId([id; 128])) };
+            NcclHandshake::from_bytes(&handshake.to_bytes()).unwrap()
         };
-        let id = |cards: &[NcclHandshake]| common_id(cards).map(|id| id.0[0]);
-        assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(3, Some(0))]), Some(7));
-        assert_eq!(id(&[card(1, Some(7)), card(2, Some(0)), card(1, Some(0))]), None, "two processes share a GPU");
-        assert_eq!(id(&[card(1, Some(7)), card(2, None)]), None, "a process has no NCCL");
+        let id = |handshakes: &[NcclHandshake]| common_id(handshakes).map(|id| id.0[0]);
+        assert_eq!(id(&[process(1, Some(7)), process(2, Some(0)), process(3, Some(0))]), Some(7));
+        let shared = [process(1, Some(7)), process(2, Some(0)), process(1, Some(0))];
+        assert_eq!(id(&shared), None, "two processes share a GPU");
+        assert_eq!(id(&[process(1, Some(7)), process(2, None)]), None, "a process has no NCCL");
         assert!(NcclHandshake::from_bytes(&[0; 20]).is_none());
     }
 
@@ -360,10 +375,10 @@ mod tests {
             let vector = DeviceVector { address: message.address, elements };
             let slices = (0..size).map(|rank| slice(elements, rank, size)).collect();
             let vectors = [(&vector, &slices)].into_iter();
-            let exchange = SliceExchange::new(&gpu, rank, vectors, contributions.address).unwrap();
+            let sliced = SlicedCollective::new(&gpu, rank, vectors, contributions.address).unwrap();
             let stream = Stream::new().unwrap();
             // SAFETY: the context is current, and both buffers have the lengths that the kernel was prepared for.
-            unsafe { exchange.adds[0].enqueue(&gpu, &stream) }.unwrap();
+            unsafe { sliced.adds[0].enqueue(&gpu, &stream) }.unwrap();
             stream.synchronize().unwrap();
             let mut found = vec![0; 4 * own.len()];
             message.download(start, &mut found).unwrap();

@@ -24,7 +24,7 @@ impl OutputPixels {
     }
 }
 
-/// `Divisor` of the kernels, with `n / by = ((factor · n >> 32) + n) >> shift` for n below 2^31.
+/// `Divisor` of the kernels: `by, factor, shift` with `n / by = ((factor · n >> 32) + n) >> shift` for n below 2^31.
 fn divisor(by: usize) -> [usize; 3] {
     let shift = by.next_power_of_two().trailing_zeros();
     let factor = ((1u64 << 32) * ((1u64 << shift) - by as u64)) / by as u64 + 1;
@@ -43,8 +43,7 @@ pub(super) struct InputTaps {
     pub pixel_step: [usize; 2],
     /// Input pixels between neighbouring taps.
     pub tap_step: [isize; 2],
-    /// The number of taps.
-    pub taps: [usize; 2],
+    pub tap_counts: [usize; 2],
     pub channels: usize,
 }
 
@@ -56,13 +55,13 @@ impl InputTaps {
             .i32s(&self.first)
             .u32s(&self.pixel_step)
             .i32s(&self.tap_step)
-            .u32s(&self.taps)
+            .u32s(&self.tap_counts)
             .u32(self.channels)
     }
 
     /// Elements under all taps: the extent of the reduction in `convolve`, the columns of the GEMM in `correlate`.
     pub fn columns(&self) -> usize {
-        self.taps[0] * self.taps[1] * self.channels
+        self.tap_counts[0] * self.tap_counts[1] * self.channels
     }
 
     /// `CHANNEL_BLOCKED`: whether the reduction of `convolve` runs over `[channels / 64][taps][64]`, else
@@ -83,19 +82,20 @@ pub(super) struct FilterOrder {
     pub inner: usize,
     pub strides: [usize; 2],
     pub kernel: [usize; 2],
-    pub taps: [usize; 2],
+    pub tap_counts: [usize; 2],
     pub first_tap: [usize; 2],
     pub tap_step: [usize; 2],
     pub padded_inner: usize,
 }
 
 impl FilterOrder {
+    /// `channel_blocked`: [`InputTaps::channel_blocked`]. `depth`: elements of a row with its padding.
     pub fn fields(&self, channel_blocked: bool, depth: usize) -> CStruct {
         CStruct::new()
             .u32s(&[self.rows, self.inner])
             .u32s(&self.strides)
             .u32s(&self.kernel)
-            .u32s(&self.taps)
+            .u32s(&self.tap_counts)
             .u32s(&self.first_tap)
             .u32s(&self.tap_step)
             .u32s(&[self.padded_inner, usize::from(channel_blocked), depth])

@@ -10,7 +10,7 @@ const ROW_BYTES: usize = 2 * STEP;
 /// Room for the first stage to start at the alignment of the 128-byte swizzle.
 const ALIGNMENT: usize = 1024;
 
-/// The most scratch memory for the partial sums of split-K.
+/// The most scratch memory for the partial sums of split-K, unless a single block per tile needs more.
 const MAX_SPLIT_BYTES: usize = 256 << 20;
 
 /// The tile of a block and the stages of its software pipeline. Chosen by measurements on an H200.
@@ -74,8 +74,9 @@ impl BlockTile {
     }
 }
 
-/// Split-K: the steps of one block, where `resident` blocks run at a time. More splits fill the last wave better, but
-/// each is written and read once more. Times are in steps of a block.
+/// Split-K: the steps of one block, of `steps` for each of `tiles` block tiles, where `resident` blocks run at a time.
+/// More splits fill the last wave better, but the `split_bytes` of each are written and read once more. Times are in
+/// steps of a block.
 pub(super) fn steps_per_block(steps: usize, tiles: usize, resident: usize, split_bytes: usize) -> usize {
     /// Estimates: prologue and epilogue of a block, and the bytes that are written and read in the time of a step.
     const OVERHEAD: f64 = 4.0;
