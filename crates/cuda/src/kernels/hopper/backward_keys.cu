@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (unit >= units) break;
             const int sample_head = unit / key_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % key_groups * TILES + tile) * 64 + warp * 16;
-            const bool active = row0 < keys;
+            const bool active = row0 < keys; // whether this warp has a valid row
             const SlotUse k = Schedule::resident(local_unit, 0), v = Schedule::resident(local_unit, 1);
             u32 stage = local_unit * query_blocks;
 

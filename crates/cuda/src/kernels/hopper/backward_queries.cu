@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (unit >= units) break;
             const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % query_groups * TILES + tile) * 64 + warp * 16;
-            const bool active = row0 < queries;
+            const bool active = row0 < queries; // whether this warp has a valid row
             const SlotUse q = Schedule::resident(local_unit, 0), d = Schedule::resident(local_unit, 1);
 
             float sums[D / 2], lse_log2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
