@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const int row0 = tile * 64 + warp * 16;
             const bool active = row0 < tokens; // whether this warp has a valid row
             const u32 use = local_unit * 4, k = ring.address(round_robin(use)), q = ring.address(round_robin(use + 1)),
-                      v = ring.address(round_robin(use + 2)), d = ring.address(round_robin(use + 3)),
+                      v = ring.address(round_robin(use + 2)), dout_slot = ring.address(round_robin(use + 3)),
                       tile_offset = tile * 64 * PITCH;
             const float *stats = shared.stats + local_unit % 2 * 2 * ROWS;
             mbarrier_wait(shared.stats_full + local_unit % 2 * 8, local_unit / 2 & 1);
@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const i64 column = head * HEAD_DIM;
             if (item_tile < TILES) {
                 float sums_k[D / 2], sums_v[D / 2];
-                slot_keys(sums_k, sums_v, k + tile_offset, v + tile_offset, q, d, stats, scale_log2, active, true);
+                slot_keys(sums_k, sums_v, k + tile_offset, v + tile_offset, q, dout_slot, stats, scale_log2, active,
+                          true);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
 #pragma unroll
@@ -83,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         lse_log2[half] = stats[row], delta[half] = stats[ROWS + row];
                     }
                 }
-                slot_queries(sums, q + tile_offset, d + tile_offset, k, v, lse_log2, delta, scale_log2, active,
+                slot_queries(sums, q + tile_offset, dout_slot + tile_offset, k, v, lse_log2, delta, scale_log2, active,
                              true, tokens);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);
