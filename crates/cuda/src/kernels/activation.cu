@@ -1,7 +1,7 @@
 // Activations, their gradients, and the epilogue of a linear layer where cuBLASLt has none.
 //
 // ACTIVATION: one of the structs in `activations`, which have the names of the graph's activations; `identity` for
-// none. X, DY, Y, R: storage types.
+// none. Storage types: X of x, DY of dy, Y of the result (y or dx), R of the residual.
 
 #define THREADS 256
 #define VEC 8
@@ -44,7 +44,7 @@ struct gelu {
     }
 };
 
-// Its approximation with tanh, the form that cuBLASLt and flax have.
+// GELU's approximation with tanh, the form that cuBLASLt and flax have.
 struct gelu_tanh {
     template <class T> static __device__ __forceinline__ float value(float x) {
         return 0.5f * x * (1.0f + tanhf(TANH_SCALE * (x + TANH_CUBIC * x * x * x)));
@@ -55,7 +55,7 @@ struct gelu_tanh {
     }
 };
 
-// Its approximation with the logistic function, the form of OpenAI's CLIP.
+// GELU's approximation with the logistic function, the form of OpenAI's CLIP.
 struct quick_gelu {
     template <class T> static __device__ __forceinline__ float value(float x) { return x * ::sigmoid(QUICK_SCALE * x); }
     template <class T> static __device__ __forceinline__ float derivative(float x) {
@@ -133,18 +133,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     map_vector<VEC>(x, y, first, count, [=](float v) { return activate<Y>(v) * factor; });
 }
 
+// dx = dy · activation'(x).
 extern "C" __global__ void __launch_bounds__(THREADS) activation_grad(const X* x, const DY* dy, Y* dx, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
     map_vectors<VEC>(x, dy, dx, first, count, [](float v, float d) { return d * derivative<Y>(v); });
 }
 
-// dx [rows, columns] and the sums of its columns, which are the gradient of a bias: sums [splits, columns], each over
-// rows_per_split rows. `columns` is a multiple of VEC. A block has LANES vectors of columns and all rows of its split.
+// The threads of a block of activation_grad_sums: [GROUPS rows][LANES vectors of columns].
 #define LANES 8
 #define GROUPS (THREADS / LANES)
 // Rows that a thread loads before it computes.
 #define ROWS_IN_FLIGHT 2
 
+// dx [rows, columns] and the sums of its columns, which are the gradient of a bias: sums [splits, columns], each over
+// rows_per_split rows. `columns` is a multiple of VEC.
 extern "C" __global__ void __launch_bounds__(THREADS)
     activation_grad_sums(const X* __restrict__ x, const DY* __restrict__ dy, Y* __restrict__ dx, u32 rows, u32 columns,
                          u32 rows_per_split, float* __restrict__ sums) {
@@ -179,9 +181,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x < LANES * VEC && sum_column < columns) sums[(u64)blockIdx.y * columns + sum_column] = total;
 }
 
-// y = residual + scale · activation(y), in place, y [rows, columns]; `scale` and `residual` may be null.
+// y = residual + layer_scale[columns] · activation(y), in place; `layer_scale` and `residual` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    linear_epilogue(Y* y, const float* scale, const R* residual, u32 columns, u64 count) {
+    linear_epilogue(Y* y, const float* layer_scale, const R* residual, u32 columns, u64 count) {
     const u64 first = ((u64)blockIdx.x * THREADS + threadIdx.x) * VEC;
     // A vector that crosses into the next row or past the end is done element by element.
     const u32 column = (u32)(first % columns);
@@ -192,14 +194,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < VEC; i++) {
             v[i] = activate<Y>(v[i]);
-            if (scale) v[i] *= scale[column + i];
+            if (layer_scale) v[i] *= layer_scale[column + i];
             if (residual) v[i] += r[i];
         }
         store<VEC>(y + first, v);
     } else {
         for (u64 i = first; i < count && i < first + VEC; i++) {
             float v = activate<Y>(to_float(y[i]));
-            if (scale) v *= scale[i % columns];
+            if (layer_scale) v *= layer_scale[i % columns];
             if (residual) v += to_float(residual[i]);
             y[i] = from_float<Y>(v);
         }

@@ -1,15 +1,15 @@
-// Elementwise operations of one or two inputs, the latter with broadcasting; conversion between storage types.
+// Elementwise operations of one or two inputs, the latter with broadcasting; conversion between storage types; noise.
 //
-// FUNCTION: one of the structs in `functions`, which have the names of the graph's operations. A, B, Y: storage types.
-// VEC: elements of a thread. INDEX: a type that can count the vectors.
+// FUNCTION: one of the structs in `functions`, which have the names of the graph's operations. A, B, Y: storage types
+// of the inputs and the result. VEC: elements of a thread. INDEX: a type that can count the vectors.
 
 #define THREADS 256
 
 // To add a function to the graph's `Unary` or `Binary`: a struct here with its name. The second argument of a function
 // of one input is the operation's parameter.
-#define ELEMENTWISE(name, ...)                                                                                         \
+#define ELEMENTWISE(name, value)                                                                                       \
     struct name {                                                                                                      \
-        static __device__ __forceinline__ float of(float a, float b) { return __VA_ARGS__; }                           \
+        static __device__ __forceinline__ float of(float a, float b) { return value; }                                 \
     }
 namespace functions {
 ELEMENTWISE(add, a + b);
@@ -38,10 +38,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) elementwise2(const A* a, c
     map_vectors<VEC>(a, b, y, first, count, combine);
 }
 
-// The strides of two operands over the axes of the result. The innermost axis counts vectors of VEC elements, along
-// which an operand's stride is 0 or 1 (`a_inner`, `b_inner`).
+// The strides of two operands, in elements, over the axes of the result, of which the innermost counts vectors.
 struct BroadcastStrides {
     u32 axes;
+    // Within a vector: 1 if the operand's elements are consecutive, 0 if all are one element.
     u32 a_inner;
     u32 b_inner;
     u32 extents[8];

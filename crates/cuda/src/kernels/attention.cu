@@ -1,13 +1,18 @@
-// Attention forward and backward (FlashAttention, Dao et al., 2022) for any head size, with bias and dropout, in f32 on
-// CUDA cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory. Every
-// sum has a fixed order.
+// Attention forward and backward (FlashAttention, Dao et al., 2022) for heads of up to 128, with bias and dropout, in
+// f32 on CUDA cores. Tiles of 32 queries and 32 keys are in shared memory; scores are never written to device memory.
+// Every sum has a fixed order.
 //
-// HEAD_DIM: the head size. Q: storage type of query, key and value; B: of the bias; O: of the result; DY: of its
-// gradient; DX: of the operands' gradients.
+// Layouts: q, k, v, out, dy and the gradients [batch, tokens, heads, HEAD_DIM] with a stride for tokens; lse (natural
+// logarithms) and delta [batch, heads, queries]; weights and masks [batch, heads, queries, keys]; bias [groups, heads,
+// queries, keys].
+//
+// HEAD_DIM: the head size. Storage types: Q of query, key and value; B of the bias; O of the result; DY of dy; DX of
+// the operands' gradients.
 
 #define TILE 32
 #define THREADS 256
-// A thread has 2 rows of a tile and every 16th column. The odd pitch avoids bank conflicts.
+// A thread sums rows ty and ty + 16 of a tile of results, each in COLUMNS columns, every 16th from tx on, where
+// threadIdx.x is 16 ty + tx. Tiles in shared memory are [TILE][PITCH]: the odd pitch avoids bank conflicts.
 #define COLUMNS ((HEAD_DIM + 15) / 16)
 #define PITCH (16 * COLUMNS + 1)
 
@@ -21,7 +26,7 @@ struct AttentionShape {
     u64 dq_stride, dk_stride, dv_stride;
 };
 
-// The sample, head and tile of tokens of a block, and the head's first row in `lse`, `delta` and the weights.
+// The sample, head and tile of tokens of a block, and the row of the head's first query in [batch, heads, queries].
 struct HeadTile {
     u32 tile, head, sample;
     u64 first_row;
@@ -36,7 +41,7 @@ __device__ __forceinline__ HeadTile head_tile(const AttentionShape& s, u32 tiles
     return p;
 }
 
-// Loads 32 tokens of one head into shared memory, with zeros past the last token.
+// Loads 32 tokens of one head, from token `first` on, with zeros past the sample's last token and past HEAD_DIM.
 template <class T>
 __device__ __forceinline__ void load_tile(float* tile, const T* from, u64 stride, u32 first, u32 tokens, u32 sample,
                                           u32 head) {
@@ -77,7 +82,7 @@ template <class T> __device__ __forceinline__ void store_row(T* row, const float
     }
 }
 
-// The score of key j for query i.
+// The score of key j for query i of a sample, from their dot product.
 __device__ __forceinline__ float score_of(float product, const AttentionShape& s, const B* bias, u32 sample, u32 head,
                                         u32 i, u32 j) {
     const float score = product * s.scale;
@@ -93,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     DYNAMIC_SHARED(float, shared);
     float *tile_q = shared, *tile_k = tile_q + TILE * PITCH, *tile_v = tile_k + TILE * PITCH;
     float* weights = tile_v + TILE * PITCH;
-    float *row_max = weights + TILE * (TILE + 1), *row_sum = row_max + TILE, *row_factor = row_sum + TILE;
+    float *row_max = weights + TILE * (TILE + 1), *row_sum = row_max + TILE, *row_rescale = row_sum + TILE;
 
     const HeadTile work = head_tile(s, (s.queries + TILE - 1) / TILE);
     const u32 query0 = work.tile * TILE, tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -129,21 +134,21 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const float new_max = fmaxf(old_max, warp_max(score));
             // A bias of -inf may have masked every key so far.
             float weight = new_max == -INFINITY ? 0.0f : expf(score - new_max);
-            const float factor = new_max == -INFINITY ? 1.0f : expf(old_max - new_max);
+            const float rescale = new_max == -INFINITY ? 1.0f : expf(old_max - new_max);
             const float total = warp_sum(weight);
             if (seed && query0 + r < s.queries && key0 + lane < s.keys)
                 weight *= mask_factor(mask, seed, (work.first_row + query0 + r) * s.keys + key0 + lane);
             weights[r * (TILE + 1) + lane] = weight;
             if (lane == 0) {
                 row_max[r] = new_max;
-                row_sum[r] = row_sum[r] * factor + total;
-                row_factor[r] = factor;
+                row_sum[r] = row_sum[r] * rescale + total;
+                row_rescale[r] = rescale;
             }
         }
         __syncthreads();
-        const float factors[2] = {row_factor[ty], row_factor[ty + 16]};
+        const float rescale[2] = {row_rescale[ty], row_rescale[ty + 16]};
 #pragma unroll
-        for (int c = 0; c < COLUMNS; c++) sum[0][c] *= factors[0], sum[1][c] *= factors[1];
+        for (int c = 0; c < COLUMNS; c++) sum[0][c] *= rescale[0], sum[1][c] *= rescale[1];
         accumulate(sum, weights, tile_v);
     }
 #pragma unroll
@@ -158,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The attention weights before dropout, from the log-sum-exp of their rows: one block per row.
+// The attention weights before dropout, from the log-sum-exp of their rows: one block per row, a tile of one query.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_weights(const Q* q, const Q* k, const B* bias, const float* lse, float* weights, const AttentionShape s) {
     __shared__ float query[HEAD_DIM];
@@ -176,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// delta[row] = out · dy, a term of the gradient of all scores of a row. A warp has a row.
+// delta[row] = out · dy, which the gradients of all scores of the row contain. A warp has a row.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_delta(const O* out, const DY* dy, float* delta, const AttentionShape s, u64 rows) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -189,11 +194,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x % 32 == 0) delta[row] = sum;
 }
 
-// The weight of one key for one query after dropout, and the gradient of its score.
+// The weight of one key for one query after dropout, and the gradient of the score: that of the bias, and times
+// the softmax scale, which callers apply, that of the product of query and key.
 struct WeightGrad {
     float weight, dscore;
 };
 
+// For key j and query i; zeros past the last. `product` is q · k, `dweight` dy · v, `lse` and `delta` are of row i.
 __device__ __forceinline__ WeightGrad weight_grad(const AttentionShape& s, const HeadTile& work, const B* bias,
                                                   const u32* seed, const Mask& mask, u32 i, u32 j, float product,
                                                   float dweight, float lse, float delta) {
@@ -311,11 +318,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// The gradient of the bias: a thread has one element and sums over a split of its group's samples in order.
+// The gradient of the bias, partials [splits, count] for bias_gradient.cu: a thread has one of `count` elements and
+// sums over a split of its group's samples in order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_grad_bias(const Q* q, const Q* k, const Q* v, const B* bias, const u32* seed, const DY* dy,
-                        const float* lse, const float* delta, float* dbias, const AttentionShape s, const Mask mask,
-                        u32 samples_per_split, u64 count) {
+                        const float* lse, const float* delta, float* partials, const AttentionShape s,
+                        const Mask mask, u32 samples_per_split, u64 count) {
     const u64 element = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (element >= count) return;
     const u32 j = (u32)(element % s.keys), i = (u32)(element / s.keys % s.queries);
@@ -339,5 +347,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const u64 row = work.first_row + i;
         sum += weight_grad(s, work, bias, seed, mask, i, j, product, dweight, lse[row], delta[row]).dscore;
     }
-    dbias[blockIdx.y * count + element] = sum;
+    partials[blockIdx.y * count + element] = sum;
 }

@@ -1,5 +1,5 @@
 // The last step of the gradient of an attention's bias: partial sums [splits, count] to [count], in a fixed order.
-// DX: storage type of the result.
+// DX: storage type of the result, dbias.
 
 #define THREADS 256
 

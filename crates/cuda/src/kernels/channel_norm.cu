@@ -1,13 +1,14 @@
-// Batch norm (Ioffe and Szegedy, 2015) and group norm (Wu and He, 2018) of channels-last images [rows, channels],
-// forward and backward. A relu after the norm, and a residual sum between the two, may be fused.
+// Batch norm (Ioffe and Szegedy, 2015) and group norm (Wu and He, 2018) of channels-last images [pixels of all samples,
+// channels], forward and backward. A relu after a batch norm, and a residual sum between the two, may be fused.
 //
-// The threads of a block are [ROWS][LANES], with VEC channels each. A block loops over the rows of its split; a thread
-// sums its rows of a channel in f32. All further sums are f64, in an order that depends on the shape alone.
+// In kernels with a RowRange, the threads of a block are [ROWS][LANES], with VEC channels each. A block loops over the
+// rows of its split; a thread sums its rows of a channel in f32. All other sums are f64, in an order that depends on
+// the shape and the number of splits alone. Below, `normed` is (x - mean) · rstd.
 //
-// BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels. RELU: forward, 1 with a relu.
-// Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for relu(norm(x) + residual), whose derivative
-// follows from its result. X, DY, Y: storage types. R: that of the residual, or of the relu's result. DY2: that of a
-// second gradient of the relu's result.
+// BATCH: 1 for statistics per channel, 0 for statistics per sample and group of channels. RELU (only with BATCH):
+// forward, 1 with a relu. Backward, 1 for relu(norm(x)), whose derivative follows from x; 2 for
+// relu(norm(x) + residual), whose derivative follows from the relu's result. Storage types: X of x, DY of dy, Y of the
+// result (y, dx or ReluGrad::d_sum), R of the residual or the relu's result, DY2 of a second gradient of that.
 
 #define THREADS 256
 #define ROWS (THREADS / LANES)
@@ -23,7 +24,7 @@ struct NormShape {
     u32 pixels, groups;
 };
 
-// The index of an element's statistics.
+// The index of an element's statistics, [channels] or [samples, groups].
 __device__ __forceinline__ u64 statistic(const NormShape& shape, u64 row, u32 channel) {
     if (BATCH) return channel;
     return row / shape.pixels * shape.groups + channel / (shape.channels / shape.groups);
@@ -43,7 +44,7 @@ __device__ __forceinline__ void read_statistics(Channels& to, const float* from,
     for (int i = 0; i < VEC; i++) to.v[i] = from[statistic(shape, row, first + i)];
 }
 
-// The rows of a thread within its split, and its first channel.
+// The first channel and the first row of a thread, and the end of its split; without rows past the last channel.
 struct RowRange {
     u32 channel;
     u64 row, end;
@@ -100,15 +101,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
     write_sums(first, second, partials, shape);
 }
 
-// For RELU 2: the relu's result, a second gradient of it (may be null), and the gradient of its input, which is
+// For RELU 2: the relu's result, a second gradient of it (may be null), and where the gradient of norm(x) + residual is
 // written.
 struct ReluGrad {
     const R* result;
     const DY2* dy2;
-    Y* dx;
+    Y* d_sum;
 };
 
-// Partial sums of dy and dy · normed, with dy after the gradient of the relu.
+// Partial sums of dy and dy · normed, for dbeta and dgamma; with RELU after dy (with RELU 2 plus dy2), then the
+// gradient of the relu's result, became that of its input.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     channel_dots(const X* x, const DY* dy, const float* gamma, const float* beta, const float* mean, const float* rstd,
                  double* partials, const NormShape shape, u32 rows_per_split, const ReluGrad relu) {
@@ -147,18 +149,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                 if (RELU == 1) d[a][i] = relu_grad(centred * scale.v[i] + offset.v[i], d[a][i]);
                 if (RELU == 2) {
                     if (relu.dy2) d[a][i] += d2[a][i];
+                    // The sums are those of the stored, rounded values.
                     d[a][i] = relu_grad(r[a][i], rounded<Y>(d[a][i]));
                 }
                 first.v[i] += d[a][i], second.v[i] += d[a][i] * (centred * factor.v[i]);
             }
-            if (RELU == 2) store<VEC>(relu.dx + (row + a * ROWS) * shape.channels + range.channel, d[a]);
+            if (RELU == 2) store<VEC>(relu.d_sum + (row + a * ROWS) * shape.channels + range.channel, d[a]);
         }
     }
     write_sums(first, second, partials, shape);
 }
 
-// Partial sums over a group's elements of x and x², or with dy of dy · gamma and dy · gamma · normed: partials
-// [splits, samples · groups, 2]. One block for each split of a sample's group.
+// Partial sums over the elements of a sample's group, of x and x², or unless dy is null of dy · gamma and
+// dy · gamma · normed: partials [splits, samples · groups, 2]. A block has one split of one group.
 extern "C" __global__ void __launch_bounds__(THREADS)
     group_sums(const X* x, const DY* dy, const float* gamma, const float* mean, const float* rstd, double* partials,
                const NormShape shape, u32 elements_per_split) {
@@ -185,8 +188,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     partials[((u64)blockIdx.y * gridDim.x + blockIdx.x) * 2 + 1] = second;
 }
 
-// The sums of eight channels or groups over all splits, returned to the first eight threads of a block, which has
-// [32 splits][8 channels or groups]. partials [splits, count, 2].
+// The sums of eight statistics over all splits, returned to the first eight threads of the block; its threads are
+// [32 splits][8 statistics]. partials [splits, count, 2]. Every thread must call it.
 __device__ __forceinline__ void sum_splits(const double* partials, u32 splits, u32 count, double (&sums)[2]) {
     __shared__ double shared[2][32][9];
     const u32 c = threadIdx.x % 8, thread_row = threadIdx.x / 8, i = blockIdx.x * 8 + c;
@@ -235,8 +238,8 @@ struct RunningStatistics {
     }
 };
 
-// Mean and 1 / sqrt(variance + epsilon) over `size` elements, and the running statistics of a batch norm, whose sums
-// are relative to the first row, `origin`. `biased_variance` may be null.
+// Mean and 1 / sqrt(variance + epsilon) over `size` elements, and with BATCH the running statistics, from the partials
+// of channel_moments (BATCH, relative to the first row, `origin`) or group_sums. `biased_variance` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     moments(const double* partials, u32 splits, u32 count, u64 size, float epsilon, const X* origin, float* mean,
             float* rstd, float* biased_variance, const RunningStatistics running) {
@@ -246,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x >= 8 || i >= count) return;
     const double shifted = sums[0] / (double)size;
     const double centre = BATCH ? shifted + (double)to_float(origin[i]) : shifted;
-    // Rounding can make it negative; fmax would drop a NaN.
+    // Rounding can make the difference negative; fmax would drop a NaN.
     const double difference = sums[1] / (double)size - shifted * shifted,
                  variance = difference < 0.0 ? 0.0 : difference;
     mean[i] = (float)centre;
@@ -255,7 +258,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     running.update(i, centre, variance, size);
 }
 
-// The variance of a part about the mean of all parts.
+// The variance of one part of the batch about the mean of all parts, mean_sum / parts, from that about its own mean.
 extern "C" __global__ void __launch_bounds__(THREADS)
     variance_about(const float* mean, const float* variance, const float* mean_sum, float parts, u32 count, float* to) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;
@@ -264,7 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     to[i] = variance[i] + distance * distance;
 }
 
-// As `moments`, from the sums over parts of their means and of their variances about the common mean.
+// As `moments`, over `size` elements of all parts, from sums of the parts' means and variances about the common mean.
 extern "C" __global__ void __launch_bounds__(THREADS)
     synced_moments(const float* mean_sum, const float* variance_sum, float parts, u32 count, u64 size, float epsilon,
                    float* mean, float* rstd, const RunningStatistics running) {
@@ -276,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     running.update(i, centre, variance, size);
 }
 
-// y = relu((x - mean) · rstd · gamma + beta + residual); `residual` may be null.
+// y = relu((x - mean) · rstd · gamma + beta + residual), with RELU 0 without the relu; `residual` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     normalise(const X* x, const float* gamma, const float* beta, const float* mean, const float* rstd,
               const R* residual, Y* y, const NormShape shape, u32 rows_per_split) {
@@ -320,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
 // dx = scale · dy + constant + coefficient · (x - mean). `sum` and `dot` are the sums of dy and dy · normed in a batch
 // norm, of dy · gamma and dy · gamma · normed in a group norm; inverse_size is 1 / the number of elements that share
-// statistics.
+// statistics. With RELU 1, dy is the gradient of the relu's result. After channel_dots with RELU 2, dy is its `d_sum`.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     normalise_grad(const X* x, const DY* dy, const float* gamma, const float* beta, const float* mean,
                    const float* rstd, const float* sum, const float* dot, float inverse_size, Y* dx,

@@ -1,5 +1,5 @@
 // im2col and col2im of channels-last images [n, height, width, all_channels], for convolution as a matrix product, one
-// group of channels at a time. A thread has one element of the result. X, Y: storage types.
+// group of channels at a time. A thread has one element of the result. X, Y: storage types of operand and result.
 
 #define THREADS 256
 
@@ -8,13 +8,13 @@ struct ConvShape {
     u32 out_height, out_width;
     u32 kernel_height, kernel_width;
     u32 stride_y, stride_x;
-    u32 pad_y, pad_x;
+    u32 pad_y, pad_x; // above and to the left
     u32 dilation_y, dilation_x;
     // Channels of one group, and the first channel of this group.
     u32 channels, first_channel;
 };
 
-// columns [n · out_height · out_width, channels · kernel_height · kernel_width].
+// columns [n, out_height, out_width][channels, kernel_height, kernel_width].
 extern "C" __global__ void __launch_bounds__(THREADS)
     im2col(const X* image, Y* columns, const ConvShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -35,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The transpose of im2col: every pixel sums the elements that im2col copied from it, in the order of the filter's taps.
-// Output position o reads the pixel at tap k if o * stride = pixel + pad - k * dilation (`offset_y`, `offset_x`).
+// Output position o has the pixel under tap k if o * stride = pixel + pad - k * dilation (`offset_y`, `offset_x`).
 extern "C" __global__ void __launch_bounds__(THREADS)
     col2im(const X* columns, Y* image, const ConvShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;

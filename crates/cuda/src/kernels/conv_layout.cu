@@ -1,5 +1,5 @@
 // Layouts of images and filters for the implicit GEMM of hopper/convolve.cu, and the last step of the filters'
-// gradient. X, Y: storage types. VEC: channels of an image with their padding.
+// gradient. X: storage type of an image, Y: of the filters' gradient. VEC: channels of an image with their padding.
 
 #define THREADS 256
 
@@ -17,9 +17,9 @@ struct FilterOrder {
     u32 tap_step_y, tap_step_x;
     // `inner` with its padding.
     u32 padded_inner;
-    // The order of a row. 1: [inner / 64][taps][64], 0: [taps][padded_inner].
+    // The order of a row. 1, for multiples of 64: [inner / 64][taps][64], 0: [taps][padded_inner].
     u32 channel_blocked;
-    // Elements of a row with its padding.
+    // Elements of a row, padded with zeros.
     u32 depth;
 };
 
@@ -44,16 +44,17 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 struct ImageBorder {
     u32 height, width, channels;
-    // The image with its border, and the offset of the image in it.
+    // Extents with the border, and where the image begins in them.
     u32 new_height, new_width, top, left;
 };
 
-// Pads an image with a border of zeros, and its channels with zeros to VEC. A thread has a pixel of the result.
+// Pads images with a border of zeros, and their channels with zeros to VEC. A thread has one of `count` result pixels.
 extern "C" __global__ void __launch_bounds__(THREADS)
     border_image(const X* image, bf16* bordered, const ImageBorder border, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     u64 image_index = i;
+    // Before the image, these wrap to more than any extent.
     const u32 x = unravel(image_index, border.new_width) - border.left;
     const u32 y = unravel(image_index, border.new_height) - border.top;
     float v[VEC];

@@ -1,30 +1,31 @@
-// Queries and keys of cosine attention (Swin V2) and their gradient. A vector of one head belongs to LANES threads,
-// which have VEC of its elements at a time. X, DY, Y: storage types.
+// Queries and keys of cosine attention (Swin V2) and their gradient, in packed qkv [rows, 3, heads, dim], whose vectors
+// of `dim` elements are counted by `vectors`. A vector belongs to LANES threads, which have VEC of its elements at a
+// time. X, DY, Y: storage types of x, dy and the result.
 
 #define THREADS 256
 #define LANES 8
 // `eps` of PyTorch's F.normalize.
 #define LEAST_LENGTH 1e-12f
 
-// The shape of qkv [vectors], where vectors are [rows, 3, heads] of `dim` elements each.
 struct QkvShape {
     u32 heads;
     u32 dim;
 };
 
+// Over the threads of a vector, returned to all of them. All lanes of the warp must call it.
 __device__ __forceinline__ float lanes_sum(float v) {
 #pragma unroll
     for (int step = LANES / 2; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
     return v;
 }
 
-// The larger of a vector's length and the least that it is divided by; a NaN is kept.
+// The length that a vector is divided by, at least LEAST_LENGTH, from this thread's sum of squares. NaN stays NaN.
 __device__ __forceinline__ float divisor(float squares) {
     const float length = sqrtf(lanes_sum(squares));
     return length < LEAST_LENGTH ? LEAST_LENGTH : length;
 }
 
-// The length of a vector in the result: the scale of a query's head, 1 for a key.
+// The length of a vector in the result: of a query (part 0) the scale of its head, of a key (part 1) 1.
 __device__ __forceinline__ float length_of(u32 part, u32 head, const float* scale) {
     return part == 0 ? scale[head] : 1.0f;
 }
@@ -57,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // dx = scale / length · (dy - x̂ (x̂ · dy)) with x̂ = x / length, of queries and keys (whose scale is 1); dy of values.
-// dots = x̂ · dy of queries, unless it is null.
+// Unless null, dots [rows, heads] = x̂ · dy of queries, which summed over rows is the gradient of `scale`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cosine_qkv_grad(const DY* dy, const X* x, const float* scale, Y* dx, float* dots, const QkvShape s, u64 vectors) {
     const u64 vector = ((u64)blockIdx.x * THREADS + threadIdx.x) / LANES;
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     dot = lanes_sum(dot) / length;
     float along = 0.0f, factor = 1.0f;
     if (part < 2 && inside) {
-        // A length that was clamped is constant.
+        // A clamped length does not depend on x.
         if (length != LEAST_LENGTH) along = dot / length;
         factor = length_of(part, head, scale) / length;
         if (dots && part == 0 && lane == 0) dots[vector / (3 * s.heads) * s.heads + head] = dot;

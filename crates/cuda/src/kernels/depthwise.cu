@@ -4,9 +4,9 @@
 // Coordinates are unsigned: in the padding before an image, the difference `... - pad` wraps to a value above every
 // extent, so `>= extent` rejects the padding on both sides.
 //
-// VEC: the channels of a thread, loaded as one vector; divides the channels. KERNEL_WIDTH: the width of a filter, a
-// constant only in depthwise_grad_weight, so that the sums of a filter's row stay in registers. X, W, DY, Y: storage
-// types.
+// VEC: the channels of a thread, loaded as one vector; divides the channels. KERNEL_WIDTH: kernel_width as a constant,
+// for depthwise_grad_weight alone, so that the sums of a filter's row stay in registers. X, W, DY, Y: storage types of
+// x, filters, dy and the result.
 
 #define THREADS 256
 // Neighbouring outputs along x of a thread, which loads each tap once for all of them.
@@ -20,7 +20,7 @@ struct DepthwiseShape {
     u32 out_height, out_width;
     u32 kernel_height, kernel_width;
     u32 stride_y, stride_x;
-    u32 pad_y, pad_x;
+    u32 pad_y, pad_x; // above and to the left
     u32 dilation_y, dilation_x;
 };
 
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The OUTPUTS_PER_THREAD neighbouring pixels and VEC channels of thread i, by the first of them, in a batch of images
-// of height by width.
+// of height by width. The last pixels may lie past the width.
 struct PixelRun {
     u32 channel, y, x;
     u64 sample;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void accumulate(float (&sum)[VEC], const float (&a)[V
     for (int c = 0; c < VEC; c++) sum[c] += a[c] * b[c];
 }
 
-// `count` is the number of threads with a PixelRun.
+// `count` threads have a PixelRun; `bias` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise(const X* x, const float* taps, const Y* bias, Y* y, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -84,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (run.x + a < s.out_width) store<VEC>(out + (u64)a * s.channels, sum[a]);
 }
 
-// Every input pixel sums over the outputs that it contributed to, in a fixed order: output o has it under tap k if
-// o * stride = pixel + pad - k * dilation, the offset below. `count` is the number of threads with a PixelRun.
+// Every input pixel sums over the outputs that it contributed to, in a fixed order: output o has the pixel under tap k
+// if o * stride = pixel + pad - k * dilation (`offset_y`, `offset_x`). `count` threads have a PixelRun.
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_grad_input(const DY* dy, const float* taps, Y* dx, const DepthwiseShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -124,8 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     depthwise_grad_weight(const DY* dy, const X* x, float* partials, const DepthwiseShape s, u32 pixels,
                           u32 pixels_per_split) {
-    // With VEC 8 a row would span all banks exactly; the padding of one float moves the rows of a warp to different
-    // banks.
+    // Unpadded rows of 64 floats (VEC 8) would all begin at the same bank.
     __shared__ float shared[PIXEL_THREADS][CHANNEL_THREADS * VEC + 1];
     const u32 channel_thread = threadIdx.x % CHANNEL_THREADS, pixel_thread = threadIdx.x / CHANNEL_THREADS;
     const u32 ky = blockIdx.y;

@@ -1,5 +1,5 @@
-// Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and position, so the
-// backward pass is the same kernel. VEC: elements of a vector in dropout_samples. X, Y: storage types.
+// Dropout (Srivastava et al., 2014) and stochastic depth (Huang et al., 2016). Masks are a function of seed and
+// position, so the backward pass is the same kernel. VEC: elements of a vector in dropout_samples. X, Y: storage types.
 
 #define THREADS 256
 

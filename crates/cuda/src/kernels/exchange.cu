@@ -3,13 +3,13 @@
 #define THREADS 256
 
 // values[i] becomes the sum over all ranks, added in a binary tree: ((0 + 1) + (2 + 3)) + ...; if the number of ranks
-// is no power of two, the left subtree is the largest power of two below it. `values` are those of this rank, `others`
-// [ranks - 1][count] those of the others in their order.
+// is no power of two, the left subtree has the largest power of two below it. `values` [count] are those of this rank,
+// `others` [ranks - 1][count] those of the other ranks in ascending order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     tree_sum(float* values, const float* others, u32 rank, u32 ranks, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
-    // subtrees[l]: the sum of a subtree of 2^l ranks that is complete before its sibling. After `leaf` ranks there is
+    // subtrees[l]: the sum of a complete subtree of 2^l ranks whose sibling is incomplete. After `leaf` ranks there is
     // one for every bit that is set in `leaf`.
     float subtrees[32];
     for (u32 leaf = 0; leaf < ranks; leaf++) {

@@ -4,7 +4,7 @@
 // A row of a layer norm is gamma u + beta, elementwise, with |u| <= sqrt(columns) (Euclidean norm) for any input. That
 // bounds its elements and those of a linear layer after it.
 //
-// X: storage type of the values to quantise. B: that of the bias.
+// X: storage type of the values to quantise. B: that of the linear layer's bias.
 
 #define THREADS 256
 #define VEC 8
@@ -13,15 +13,15 @@
 // scales[0] is the scale, scales[INVERSE] its inverse: cuBLASLt reads scales at multiples of 16 bytes.
 #define INVERSE 4
 
-// bounds[columns] of a norm's elements.
+// bounds[columns] of the absolute values of a norm's elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
     norm_bounds(const float* gamma, const float* beta, float* bounds, u32 columns) {
     const u32 i = blockIdx.x * THREADS + threadIdx.x;
     if (i < columns) bounds[i] = sqrtf((float)columns) * fabsf(gamma[i]) + fabsf(beta[i]);
 }
 
-// bounds[rows] of the elements of a linear layer after a norm: sqrt(columns) |w gamma| + |w · beta + bias|, where
-// w gamma is elementwise. A warp has a row of the weights; `bias` may be null.
+// bounds[rows] of the absolute values of a linear layer after a norm: sqrt(columns) |w gamma| + |w · beta + bias|, w
+// gamma elementwise. A warp has a row of the weight, whose scales `scales` are; `bias` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     linear_bounds(const e4m3* weight, const float* scales, const float* gamma, const float* beta, const B* bias,
                   float* bounds, u32 rows, u32 columns) {
@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane == 0) bounds[row] = sqrtf((float)columns) * sqrtf(squares) + fabsf(shift);
 }
 
-// The largest power of two that keeps all bounds at 448 or below, and its inverse: scaling by powers of two is exact. A
-// bound that is not finite makes both NaN, and so all results.
+// The largest power of two that scales all bounds to 448 or less, and its inverse, by one block: scaling by powers of
+// two is exact. A bound that is not finite makes both NaN, and so all results.
 extern "C" __global__ void __launch_bounds__(THREADS) choose_scale(const float* bounds, u32 count, float* scales) {
     float largest = 0.0f;
     bool non_finite = false;

@@ -1,5 +1,5 @@
 // y [indices, inner] from the rows of a table [rows, inner] by index, and the gradient of the table. An index outside
-// the table gives zeros and no gradient. X, Y: storage types.
+// the table gives zeros and no gradient. X, Y: storage types of operand and result.
 
 #define THREADS 256
 
@@ -12,8 +12,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     y[i] = from_float<Y>(inside ? to_float(table[(u64)row * inner + i % inner]) : 0.0f);
 }
 
-// One block per element of the table: its threads compare all indices with the row and sum where they agree, in a fixed
-// order and without atomics.
+// One block per element of the table: its threads compare all indices with the element's row and sum dy where they
+// agree, in a fixed order and without atomics.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_grad(const X* dy, const int* indices, Y* dtable, u32 inner, u32 indices_count) {
     const u32 row = blockIdx.x / inner, column = blockIdx.x % inner;
@@ -24,8 +24,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) dtable[(u64)row * inner + column] = from_float<Y>(sum);
 }
 
-// One block per row of the table and 256 columns: its threads search all indices for the row, 256 at a time, and add the rows
-// of dy that were found in the order of the indices.
+// One block per row of the table and 256 of its columns: the threads search all indices for the row, 256 at a time, and
+// add the rows of dy at those indices in their order, each thread in one column.
 extern "C" __global__ void __launch_bounds__(THREADS)
     gather_rows_grad(const X* dy, const int* indices, Y* dtable, u32 inner, u32 indices_count) {
     __shared__ u32 matches[THREADS];

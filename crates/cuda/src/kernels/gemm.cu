@@ -1,12 +1,12 @@
 // A plain matrix product for shapes that cuBLASLt does not support. A block computes a tile of TILE by TILE results, a
-// thread four rows of one column.
+// thread four of them, in one column.
 //
-// X, Y: storage types of operands and result. B: that of bias and `c`.
+// X: storage type of the operands a and b, Y: of the result, B: of bias and `c`.
 
 #define TILE 32
 #define THREADS 256
 
-// In elements: from one row, column and matrix of the batch to the next.
+// In elements, from one row, column or matrix of the batch to the next.
 struct MatrixStrides {
     u64 row, column, batch;
 };
@@ -16,7 +16,8 @@ struct QuantisationScales {
     const float *a, *b, *d;
 };
 
-// d = a · b + bias + c; `bias` and `c` may be null. blockIdx.z is the matrix of the batch.
+// d = scales.d (scales.a scales.b a · b + bias + c), with a [m, k], b [k, n] and bias [n]; `bias` and `c` may be null.
+// blockIdx.z is the matrix of the batch.
 extern "C" __global__ void __launch_bounds__(THREADS)
     product(const X* a, const X* b, const B* c, const B* bias, Y* d, const QuantisationScales scales,
             const MatrixStrides strides_a, const MatrixStrides strides_b, const MatrixStrides strides_c,

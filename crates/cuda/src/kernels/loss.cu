@@ -1,9 +1,10 @@
-// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, the mean squared error,
-// and the one-hot argmax of a row. logits (or x) and targets [rows, classes]; one block per row, except where noted. Sums
-// are f64. X, Y: storage types.
+// Cross-entropy with soft targets and its gradient, binary cross-entropy of independent classes, the mean squared
+// error, and the one-hot argmax of a row. logits (or x) and targets [rows, classes]; one block per row, except where
+// noted. Sums are f64. X: storage type of x in one_hot_max; Y: of its result and of dx.
 
 #define THREADS 128
 
+// All threads of the block must call it.
 __device__ __forceinline__ double log_sum_exp(const float* row, u32 classes) {
     float largest = -INFINITY;
     for (u32 i = threadIdx.x; i < classes; i += THREADS) largest = fmaxf(largest, row[i]);
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mean_loss(const double* lo
     if (threadIdx.x == 0) *loss = (float)(sum / (double)rows);
 }
 
-// dx = dy / rows · (softmax(logits) · sum(targets) - targets).
+// dx = dy / rows · (softmax(logits) · sum(targets) - targets), where dy is the gradient of the mean loss, one value.
 extern "C" __global__ void __launch_bounds__(THREADS)
     cross_entropy_grad(const float* dy, const float* logits, const float* targets, Y* dx, u32 rows, u32 classes) {
     const u64 start = (u64)blockIdx.x * classes;
@@ -48,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// losses[row] of independent classes with a sigmoid: ln(1 + exp(x)) - t x, written so that no exponential overflows.
+// losses[row] of independent classes with a sigmoid: sum of ln(1 + exp(x)) - t x, written so that no exp overflows.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sigmoid_cross_entropy_rows(const float* logits, const float* targets, double* losses, u32 classes) {
     const u64 start = (u64)blockIdx.x * classes;

@@ -1,13 +1,15 @@
 // One strided copy for permutations, slices, padding, concatenation and broadcasts.
 //
-// X, Y: storage types; integers are copied as floats, bit by bit. VEC: elements of a vector; where it is more than 1,
-// the source's innermost stride is 0 or 1. INDEX: a type that can count the vectors.
+// X, Y: storage types of source and destination; integers are copied as floats, bit by bit. VEC: elements of a vector;
+// where it is more than 1, the innermost stride is 1 in the destination and 0 or 1 in the source. INDEX: a type that
+// can count the vectors.
 
 #define THREADS 256
 
-// Strides and offsets in elements. The innermost axis counts vectors, along which the source's stride is `from_inner`.
+// Strides and offsets in elements. The innermost axis counts vectors.
 struct CopyStrides {
     u32 axes;
+    // Within a vector of the source: 1 if its elements are consecutive, 0 if all are one element.
     u32 from_inner;
     u32 extents[8];
     u64 from[8];

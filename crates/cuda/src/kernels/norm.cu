@@ -3,7 +3,7 @@
 // its second term; backward, the sum with the residual's gradient and the gradient of stochastic depth.
 //
 // LANES threads keep a row in registers: 8, 16 or 32 for short rows, of which a warp has one to four, or a whole block
-// for long rows. Sums go through shuffles and then warp by warp, in an order that depends on the shape alone.
+// for long rows. Sums go through shuffles and then warp by warp, in an order that shape and grid alone determine.
 //
 // Storage types: X x, Z addend, Y y, S sum, DY dy, R d_residual, DX dx, DD dropped, DB dbias. DROP: 1 with stochastic
 // depth. SUMS: 1 to compute the column sums of dx, or with DROP of `dropped`: the gradient of the bias of the linear
@@ -23,7 +23,7 @@
     _Pragma("unroll") for (int chunk = 0, column = (threadIdx.x % LANES) * VEC; chunk < CHUNKS;                        \
                            chunk++, column += LANES * VEC) if (DIM % (LANES * VEC) == 0 || column < DIM)
 
-// The sums of a and of b over a row.
+// The sums of a and of b over a row, returned to all of its threads. Every thread of the block must call it.
 __device__ __forceinline__ float2 row_sums(float a, float b) {
 #pragma unroll
     for (int step = LANES < 32 ? LANES / 2 : 16; step > 0; step /= 2) {
@@ -47,13 +47,14 @@ struct StochasticDepth {
     const u32* seed;
 };
 
+// What the addend of a row is multiplied by.
 __device__ __forceinline__ float keep_factor(const StochasticDepth& depth, u32 row) {
     return DROP ? mask_factor(depth.mask, depth.seed, row / depth.rows_per_sample) : 1.0f;
 }
 
 // sum = x + keep · addend; y = scale · (gamma · (sum - mean) · rstd + beta), with a quantisation scale. A block
 // computes `groups` groups of ROWS rows one after the other, so that gamma and beta are loaded once. `addend`, `sum`,
-// `mean`, `rstd` and `scale` may be null.
+// `mean`, `rstd` and `scale` may be null; `sum` is written only with an addend.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm(const X* __restrict__ x, const Z* __restrict__ addend, const float* __restrict__ gamma,
                const float* __restrict__ beta, float epsilon, u32 rows, u32 groups, Y* __restrict__ y,
@@ -123,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // dx = rstd · (d - mean(d) - normed · mean(d · normed)) + d_residual with d = dy · gamma; without mean(d) if not
 // CENTRED. With DROP also the gradient of the addend, dropped = keep · dx. Every block writes its partial sums:
-// partials [blocks, PARTS, DIM]. `d_residual`, `dx` and `partials` may be null.
+// partials [blocks, PARTS, DIM]. `d_residual`, `partials` and, without DROP and SUMS, `dx` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_grad(const DY* __restrict__ dy, const X* __restrict__ x, const float* __restrict__ gamma,
                     const float* __restrict__ mean, const float* __restrict__ rstd, const R* __restrict__ d_residual,
@@ -222,8 +223,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int i = threadIdx.x; i < PARTS * DIM; i += THREADS) block_partials[i] = shared[i];
 }
 
-// Sums partials [blocks, PARTS * DIM] over `blocks`. The threads of a block are [32 groups of partials][8 columns]. Any
-// result may be null.
+// dgamma, dbeta and dbias, any of which may be null: partials [blocks, PARTS * DIM] summed over `blocks`. The threads
+// of a block here are [32 rows][8 columns], of which row r sums every 32nd partial from r on.
 extern "C" __global__ void __launch_bounds__(256)
     layer_norm_grad_parameters(const float* __restrict__ partials, u32 blocks, float* __restrict__ dgamma,
                                float* __restrict__ dbeta, DB* __restrict__ dbias) {

@@ -1,8 +1,9 @@
-// Optimiser updates of all parameters in one launch (multi-tensor apply), moving averages likewise, and the global norm
-// of all gradients in two launches.
+// Optimiser updates of all parameters in one launch (multi-tensor apply; LAMB in two), moving averages likewise, and
+// the global norm of all gradients in two launches.
 //
-// Tensors are divided into chunks of CHUNK elements, one for each block. A table names the tensor and the chunk of
-// every block, so that one grid covers tensors of any size.
+// Tensors are divided into chunks of CHUNK elements, one for each block. The table `chunks` has the tensor and the
+// chunk of every block, so that one grid covers tensors of any size. `norm` is the global norm of the gradients,
+// `step` the number of the step from 1 on.
 
 #define THREADS 256
 // As CHUNK in lower/optimise.rs.
@@ -10,7 +11,7 @@
 
 struct Chunk {
     u32 tensor;
-    u32 index;
+    u32 index; // within the tensor
 
     __device__ __forceinline__ u64 begin() const { return (u64)index * CHUNK; }
     __device__ __forceinline__ u64 end(u64 count) const { return begin() + CHUNK < count ? begin() + CHUNK : count; }
@@ -41,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-// norm = sqrt(sum of partials), by one block, in double precision.
+// norm = sqrt(sum of partials), by one block, in f64.
 extern "C" __global__ void __launch_bounds__(THREADS) global_norm(const float* partials, u32 count, float* norm) {
     double sum = 0.0;
     for (u32 i = threadIdx.x; i < count; i += THREADS) sum += (double)partials[i];
@@ -51,18 +52,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) global_norm(const float* p
 
 // One tensor's update. New values may overwrite the old ones; an output without a consumer is null. Two kernels use
 // fields for other values: moving_average has the new sample in `gradient` and the decay in `rate`, guarded_update the
-// new value in `gradient` and the norm that guards it in `rate`.
+// new value in `gradient` and in `rate` the norm that guards the update.
 struct TensorUpdate {
     const float *parameter, *gradient, *mean, *variance;
     float *new_parameter, *new_mean, *new_variance;
-    // The parameter in bf16, which the matrix products of the next run read.
+    // The new parameter in bf16, which the matrix products of the next run read.
     bf16* bf16_copy;
-    const float* rate;
+    const float* rate; // the learning rate
     u64 count;
     // Weight decay: added to the gradient (Adam, SGD), and to the update (AdamW, Lion).
     float coupled_decay, decoupled_decay;
-    u32 trust_ratio;
-    // The first block of this tensor in the first pass, which is the index of its partial sums.
+    u32 trust_ratio; // whether the update is scaled by |parameter| / |update| (LAMB)
+    // The first block of this tensor in the first pass, which is where its partial sums begin.
     u32 first_block;
 
     __device__ __forceinline__ void store_parameter(u64 i, float value) const {
@@ -81,7 +82,8 @@ __device__ __forceinline__ TensorUpdate with_decay(TensorUpdate p, const float* 
     return p;
 }
 
-// The factor of the gradients, min(1, clip / (norm + epsilon)); -1 if the norm is not finite: then nothing is updated.
+// What gradients are multiplied by: min(1, clip / (norm + clip_epsilon)), without clipping 1; -1 if the norm is not
+// finite: then parameter and state keep their values.
 __device__ __forceinline__ float clip_factor(u32 clips, float clip, float clip_epsilon, float norm) {
     if (!is_finite(norm)) return -1.0f;
     return clips ? fminf(clip / (norm + clip_epsilon), 1.0f) : 1.0f;
@@ -98,7 +100,7 @@ struct Adam {
     u32 clips;
 };
 
-// Learning rate, 1 / (1 - beta1^t), 1 / sqrt(1 - beta2^t), and the clip factor.
+// Learning rate, 1 / (1 - beta1^t) and 1 / sqrt(1 - beta2^t) for step t, and `clip_factor`.
 struct AdamStep {
     float rate, mean_correction, root_correction, clip_factor;
 };
@@ -121,8 +123,8 @@ __device__ __forceinline__ float direction(const TensorUpdate& p, const Adam& ad
     return s.mean_correction * m / (sqrtf(v) * s.root_correction + adam.epsilon) + p.decoupled_decay * w;
 }
 
-// The N elements from i on. With a trust ratio only the moments are written, and the squares of parameter and update
-// are added to `squares`.
+// The N elements from i on. With a trust ratio only the moments m and v are written, and the squares of parameter and
+// update are added to `squares`.
 template <int N>
 __device__ __forceinline__ void adam_elements(const TensorUpdate& p, const Adam& adam, const AdamStep& s, u64 i,
                                               float (&squares)[2]) {
@@ -178,8 +180,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) partials[2 * blockIdx.x] = squares[0], partials[2 * blockIdx.x + 1] = squares[1];
 }
 
-// The second pass of LAMB, over the chunks of tensors with a trust ratio, |parameter| / |update|; their `new_mean` and
-// `new_variance` are not null. Every block adds up the partial sums of its whole tensor, in the same order.
+// The second pass of LAMB, over the chunks of tensors with a trust ratio (1 where either norm is 0); their `new_mean`
+// and `new_variance` are not null. Every block adds up the partial sums of its whole tensor, in the same order.
 extern "C" __global__ void __launch_bounds__(THREADS)
     adam_with_trust(const TensorUpdate* tensors, const Chunk* chunks, const float* step, const float* norm,
                     const float* decay_factor, const float* partials, const Adam adam) {
@@ -208,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Lion (Chen et al., 2023); the momentum is `mean`.
+// Lion (Chen et al., 2023); the momentum is `mean`. `step` is unused: optimisers get the same scalars.
 struct Lion {
     float beta1, beta2, clip, clip_epsilon;
     u32 clips;
@@ -278,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// Takes the new value (in `gradient`) unless the norm (in `rate`) is not finite.
+// The new value (in `gradient`) if the norm (in `rate`) is finite, else the old one.
 extern "C" __global__ void __launch_bounds__(THREADS) guarded_update(const TensorUpdate* tensors, const Chunk* chunks) {
     const Chunk chunk = chunks[blockIdx.x];
     const TensorUpdate p = tensors[chunk.tensor];

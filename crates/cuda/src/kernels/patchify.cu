@@ -1,6 +1,6 @@
 // Images to patches, each flattened as [channels, patch_height, patch_width], and back.
 //
-// VEC: the elements of a thread in `patchify`. INDEX: a type that can count the vectors. X, Y: storage types.
+// VEC: the elements of a thread in `patchify`. INDEX: a type that can count its vectors. X, Y: storage types.
 
 #define THREADS 256
 
@@ -30,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(patches + vector * VEC, v);
 }
 
-// The inverse, for an image of either layout. Pixels outside the grid become zero.
+// The inverse, to an image [n, height, width, channels], or if `channels_first` [n, channels, height, width]. Pixels
+// outside the grid become zero. A thread has one element.
 extern "C" __global__ void __launch_bounds__(THREADS)
     unpatchify(const X* patches, Y* image, const PatchGrid grid, u32 channels_first, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;

@@ -3,8 +3,8 @@
 // The gradient of a maximum goes to the pixel that has it: `argmax` writes the tap of every window's maximum,
 // and every pixel sums the gradients of the windows whose maximum it is.
 //
-// MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index, u8 or u32. VEC: the channels of a thread,
-// loaded as one vector; divides the channels. X, DY, Y: storage types.
+// MAX: 1 for the maximum, 0 for the mean. TAP: the type of a tap's index in the window, row-major, u8 or u32. VEC: the
+// channels of a thread, loaded as one vector; divides the channels. X, DY, Y: storage types of x, dy and the result.
 
 #define THREADS 256
 // The tap of a maximum that lies in the padding. In u8 it becomes 255, no tap's index either: lower/pool.rs takes u8
@@ -18,19 +18,19 @@ struct PoolShape {
     u32 out_height, out_width;
     u32 kernel_height, kernel_width;
     u32 stride_y, stride_x;
-    u32 pad_y, pad_x;
-    // Whether padding counts as zeros of a window, of a maximum as well: PyTorch's count_include_pad, which is for the
-    // mean alone.
+    u32 pad_y, pad_x; // above and to the left
+    // Whether padding counts as zeros, for the mean (PyTorch's count_include_pad) and also for the maximum.
     u32 count_padding;
 };
 
-// The pixels of a window within the image, and the window's first pixel, which may lie in the padding.
+// The pixels of a window within the image (`bottom` and `right` are past the last), and the window's first pixel, which
+// may lie in the padding.
 struct Window {
     u32 top, bottom, left, right;
     int y, x;
 };
 
-// A coordinate of the padded image as one of the image, at most `extent`.
+// A coordinate of the padded image as one of the image, clamped to 0 .. extent.
 __device__ __forceinline__ u32 clamped(u32 padded, u32 pad, u32 extent) {
     const u32 inside = padded > pad ? padded - pad : 0;
     return inside < extent ? inside : extent;
@@ -47,7 +47,7 @@ __device__ __forceinline__ Window window(const PoolShape& s, u32 oy, u32 ox) {
 
 __device__ __forceinline__ u32 area(const Window& w) { return (w.bottom - w.top) * (w.right - w.left); }
 
-__device__ __forceinline__ float divisor(const PoolShape& s, const Window& w) {
+__device__ __forceinline__ float mean_divisor(const PoolShape& s, const Window& w) {
     return (float)(s.count_padding ? s.kernel_height * s.kernel_width : area(w));
 }
 
@@ -63,8 +63,8 @@ struct Pixel {
     }
 };
 
-// The maxima of a window and their taps; of equal ones the first, NO_TAP where a zero of the padding is larger.
-// `image` points to the thread's channels of the image's first pixel.
+// The maxima of a window and their taps, of equal ones the first; 0 and NO_TAP where a zero of the padding is larger,
+// or the window has no pixel. `image` points to the thread's channels of the image's first pixel.
 __device__ __forceinline__ void max_with_tap(const PoolShape& s, const Window& w, const X* image, float (&value)[VEC],
                                              u32 (&tap)[VEC]) {
     bool first = true;
@@ -77,7 +77,7 @@ __device__ __forceinline__ void max_with_tap(const PoolShape& s, const Window& w
             load<VEC>(image + ((u64)y * s.width + x) * s.channels, v);
 #pragma unroll
             for (int i = 0; i < VEC; i++)
-                // A NaN is taken over any value, as in PyTorch.
+                // NaN replaces any value, as in PyTorch.
                 if (first || v[i] > value[i] || v[i] != v[i]) value[i] = v[i], tap[i] = index;
             first = false;
         }
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) pool(const X* x, Y* y, con
             }
         }
 #pragma unroll
-        for (int c = 0; c < VEC; c++) result[c] /= divisor(s, w);
+        for (int c = 0; c < VEC; c++) result[c] /= mean_divisor(s, w);
     }
     store<VEC>(y + i * VEC, result);
 }
@@ -119,7 +119,7 @@ struct alignas(VEC * sizeof(TAP) < 16 ? VEC * sizeof(TAP) : 16) TapVector {
     TAP tap[VEC];
 };
 
-// The tap of every window's maximum.
+// taps [n, out_height, out_width, channels]: the tap of every window's maximum.
 extern "C" __global__ void __launch_bounds__(THREADS) argmax(const X* x, TAP* taps, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) argmax(const X* x, TAP* ta
     *(TapVector*)(taps + i * VEC) = vector;
 }
 
-// Every pixel sums over the windows that contain it, in a fixed order.
+// dx: every pixel sums over the windows that contain it, in a fixed order. `taps` is null for the mean.
 extern "C" __global__ void __launch_bounds__(THREADS)
     pool_grad(const DY* dy, const TAP* taps, Y* dx, const PoolShape s, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
@@ -151,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             const TAP pixel_tap = (TAP)((padded_y - oy * s.stride_y) * s.kernel_width + (padded_x - ox * s.stride_x));
             float d[VEC];
             load<VEC>(dy + offset, d);
-            const float scale = MAX ? 1.0f : 1.0f / divisor(s, window(s, oy, ox));
+            const float scale = MAX ? 1.0f : 1.0f / mean_divisor(s, window(s, oy, ox));
             TapVector vector;
             if (MAX) vector = *(const TapVector*)(taps + offset);
 #pragma unroll

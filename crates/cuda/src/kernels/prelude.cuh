@@ -22,7 +22,7 @@ struct f16 {
 };
 
 // fp8: 4 exponent bits, 3 mantissa bits, no infinities, at most 448. The stored value is the element times the
-// quantisation scale of its tensor.
+// quantisation scale of its tensor. Conversions here are of stored values; kernels apply the scale.
 struct e4m3 {
     unsigned char bits;
 };
@@ -37,8 +37,8 @@ __device__ __forceinline__ float to_float(f16 v) {
 __device__ __forceinline__ float to_float(e4m3 v) {
     const u32 magnitude = v.bits & 0x7fu;
     // The exponent bias is 7 in e4m3 and 127 in f32.
-    const float size = magnitude == 0x7fu ? INFINITY - INFINITY : __uint_as_float(magnitude << 20) * 0x1p120f;
-    return v.bits & 0x80u ? -size : size;
+    const float absolute = magnitude == 0x7fu ? INFINITY - INFINITY : __uint_as_float(magnitude << 20) * 0x1p120f;
+    return v.bits & 0x80u ? -absolute : absolute;
 }
 
 // Two floats rounded to nearest, ties to even; `low` is in the lower half.
@@ -54,7 +54,7 @@ __device__ __forceinline__ u32 pack_f16(float low, float high) {
     return packed;
 }
 
-// The nearest e4m3, ties to even; saturates at 448.
+// The nearest e4m3, ties to even, in the lowest byte; saturates at 448, also for infinities. NaN stays NaN.
 __device__ __forceinline__ u32 e4m3_bits(float v) {
     const u32 bits = __float_as_uint(v), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return sign | 0x7fu;
@@ -110,17 +110,17 @@ template <> __device__ __forceinline__ e4m3 from_float<e4m3>(float v) {
 // v after rounding to T.
 template <class T> __device__ __forceinline__ float rounded(float v) { return to_float(from_float<T>(v)); }
 
-// e^x, 2^x, log2 x and 1 / x by the approximate instructions. Their relative error is a few ulp; that of e^x grows with
-// |x|, since x log2(e) is rounded first, and log2 x near x = 1 has that as its absolute error.
-__device__ __forceinline__ float exp_approx(float x) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.4426950408889634f));
-    return r;
-}
-
-// For softmax in powers of two.
+// For softmax in powers of two: e^x is 2^(x LOG2E), ln x is LN2 log2 x.
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
+
+// e^x, 2^x, log2 x and 1 / x by the approximate instructions, with relative errors of a few ulp, but two exceptions:
+// the error of e^x grows with |x|, since x log2(e) is rounded first; near x = 1 log2 x is exact only to about 2^-22.
+__device__ __forceinline__ float exp_approx(float x) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * LOG2E));
+    return r;
+}
 
 __device__ __forceinline__ float exp2_approx(float x) {
     float r;
@@ -140,7 +140,7 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
     return r;
 }
 
-// Vectorised loads and stores of N consecutive elements; N is 1, 2, 4 or 8, and the address is aligned to N elements.
+// Vectorised loads and stores of N (1, 2, 4 or 8) consecutive elements; the address must be aligned to N elements.
 template <int N> __device__ __forceinline__ void load(const float* from, float (&v)[N]) {
     if (N == 1) {
         v[0] = *from;
@@ -156,7 +156,7 @@ template <int N> __device__ __forceinline__ void load(const float* from, float (
     }
 }
 
-// The two bf16 of a word.
+// The two bf16 of a word as floats.
 __device__ __forceinline__ float lower_half(u32 pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float upper_half(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
@@ -170,7 +170,7 @@ template <> __device__ __forceinline__ void unpack_pair<f16>(u32 pair, float& lo
     half.bits = (unsigned short)(pair >> 16), high = to_float(half);
 }
 
-// For bf16 and f16. Indices modulo N stay in bounds also in the branches that are not taken for this N.
+// For bf16 and f16. Indices modulo N keep the branches for other N, which are compiled too, within the array.
 template <class T, int N> __device__ __forceinline__ void load_16_bits(const T* from, float (&v)[N]) {
     if (N == 1) {
         v[0] = to_float(*from);
@@ -234,7 +234,7 @@ template <int N> __device__ __forceinline__ void store(e4m3* to, const float (&v
     }
 }
 
-// N consecutive elements, or one element N times (stride 0).
+// N consecutive elements, or unless `consecutive` one element N times (stride 0).
 template <int N, class T>
 __device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, float (&v)[N]) {
     if (consecutive) {
@@ -245,7 +245,7 @@ __device__ __forceinline__ void load_or_repeat(const T* from, bool consecutive, 
     }
 }
 
-// y[i] = f(x[i]) for N elements from `first` on, or fewer if `count` ends before.
+// y[i] = f(x[i]) for N elements from `first`, a multiple of N, on, or for fewer if `count` ends before.
 template <int N, class X_, class Y_, class F>
 __device__ __forceinline__ void map_vector(const X_* x, Y_* y, u64 first, u64 count, F f) {
     if (first + N <= count) {
@@ -274,13 +274,14 @@ __device__ __forceinline__ void map_vectors(const A_* a, const B_* b, Y_* y, u64
     }
 }
 
-// Splits the innermost coordinate, below `extent`, off a row-major linear index.
+// Splits the innermost coordinate, below `extent`, off a row-major linear index, which keeps the outer ones.
 template <class I> __device__ __forceinline__ u32 unravel(I& index, u32 extent) {
     const u32 coordinate = (u32)(index % extent);
     index /= extent;
     return coordinate;
 }
 
+// Reductions over a warp, whose lanes must all call them. Maxima, also those of a quad or a block, ignore NaN.
 __device__ __forceinline__ float warp_sum(float v) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) v += __shfl_xor_sync(0xffffffffu, v, step);
@@ -293,7 +294,7 @@ __device__ __forceinline__ float warp_max(float v) {
     return v;
 }
 
-// Reductions over the four lanes that share a row of an mma accumulator.
+// Reductions over a quad: the four lanes that share a row of an mma or wgmma accumulator.
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(~0u, x, 1);
     return x + __shfl_xor_sync(~0u, x, 2);
@@ -304,8 +305,8 @@ __device__ __forceinline__ float quad_max(float x) {
     return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
-// Transposes the 4 x 4 matrix w[i] of the four lanes of a quad. In an mma accumulator of 16-bit pairs, w[i] of lane t
-// is columns 8 i + 2 t and 8 i + 2 t + 1 of a row; afterwards lane t has columns 8 t to 8 t + 7, one 16-byte store.
+// Transposes over a quad: w[i] of lane t becomes what w[t] of lane i was. From an accumulator's 16-bit pairs, columns
+// 8 i + 2 t and the next of a row, lane t gets columns 8 t to 8 t + 7, one 16-byte store. All lanes must call it.
 __device__ __forceinline__ void quad_transpose(u32 (&w)[4]) {
     const int quad_lane = threadIdx.x % 4;
 #pragma unroll
@@ -348,8 +349,8 @@ template <int THREADS> __device__ __forceinline__ float block_max(float v) {
     return largest;
 }
 
-// Column sums over a block of BLOCK threads, [BLOCK / LANES_][LANES_], each with N columns: the first LANES_ * N
-// threads get the sum of column threadIdx.x. Every thread must call it, once per kernel.
+// Column sums over a block of BLOCK threads, [BLOCK / LANES_][LANES_], of which lane l has the N columns from l * N on:
+// the first LANES_ * N threads get the sum of column threadIdx.x. Every thread must call it, once per kernel.
 template <int BLOCK, int LANES_, int N> __device__ __forceinline__ float column_sum(const float (&v)[N]) {
     __shared__ float shared[BLOCK][N + 1];
 #pragma unroll
@@ -377,15 +378,16 @@ __device__ __forceinline__ uint4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0, 
     return make_uint4(c0, c1, c2, c3);
 }
 
-// A dropout mask: elements whose random word is at least `keep_from` are kept and multiplied by `factor`.
+// A dropout mask: elements whose random word is at least `keep_from`, rate * 2^32, are kept and multiplied by `factor`,
+// 1 / (1 - rate).
 struct Mask {
     u32 stream;
     u32 keep_from;
     float factor;
 };
 
-// Block number `block` of a random stream, four words. `seed` is the graph's `Seed`: seed and step number, two words
-// each.
+// Block number `block` % 2^32 of a random stream, four words. `seed` is the graph's `Seed`: seed and step number, two
+// words each.
 __device__ __forceinline__ uint4 random_words(const u32* seed, u32 stream, u64 block) {
     return philox((u32)block, stream, seed[2], seed[3], seed[0], seed[1]);
 }

@@ -1,9 +1,9 @@
-// Sums over axes, in an order that depends on the shape alone.
+// Sums over axes, in an order that depends on the shape and the number of splits alone.
 //
-// VEC: the columns of a thread in sum_columns. X, Y: storage types.
+// VEC: the columns of a thread in sum_columns. X, Y: storage types of operand and result.
 
 #define THREADS 256
-// Threads along the columns of sum_columns.
+// Threads along the columns of sum_columns, and the columns of a block.
 #define LANES (VEC == 1 ? 32 : VEC == 2 ? 16 : 8)
 #define COLUMNS (LANES * VEC)
 // Rows that a block loads at a time.
@@ -11,8 +11,8 @@
 // Rows that a thread loads before it adds them.
 #define ROWS_IN_FLIGHT 4
 
-// x [outer, count, inner] to y [splits, outer, inner]: every split sums rows_per_split of `count` rows, times `factor`.
-// The threads of a block are [GROUPS rows][LANES], with VEC columns each; VEC divides `inner`.
+// x [outer, count, inner] to y [splits, outer, inner]: factor times the sum over rows_per_split of `count` rows. The
+// threads of a block are [GROUPS rows][LANES], with VEC columns each; VEC divides `inner`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_columns(const X* __restrict__ x, Y* __restrict__ y, u32 count, u64 inner, u32 rows_per_split, float factor) {
     const u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x % LANES * VEC;
@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         y[((u64)blockIdx.y * gridDim.z + blockIdx.z) * inner + result_column] = from_float<Y>(factor * total);
 }
 
-// x [rows, count] to y [rows]: one warp per row.
+// x [rows, count] to y [rows], factor times the sum of a row: one warp per row.
 extern "C" __global__ void __launch_bounds__(THREADS) sum_rows(const X* x, Y* y, u64 rows, u64 count, float factor) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sum_rows(const X* x, Y* y,
     if (threadIdx.x % 32 == 0) y[row] = from_float<Y>(factor * sum);
 }
 
-// Sums over any axes: the extents and strides of those that are kept and of those that are summed.
+// Sums over any axes: the extents, and the strides in x, of the axes that are kept and of those that are summed.
 struct ReduceStrides {
     // Numbers of axes.
     u32 kept;
@@ -65,7 +65,7 @@ struct ReduceStrides {
     u64 summed_strides[8];
 };
 
-// A warp computes one result, a sum of `count` elements.
+// A warp computes one result: factor times the sum of `count` elements.
 extern "C" __global__ void __launch_bounds__(THREADS)
     sum_strided(const X* x, Y* y, const ReduceStrides strides, u64 results, u64 count, float factor) {
     const u64 result = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;

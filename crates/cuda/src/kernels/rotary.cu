@@ -1,7 +1,9 @@
 // Rotary position embedding (Su et al., 2021), its tables, and their gradients; random values for its augmentation.
 //
-// ADJACENT: pairs are channels 2 i and 2 i + 1 of a head of size d, otherwise i and i + d / 2. VEC: pairs of a thread,
-// which divides d / 2. INDEX: a type that can count the threads. X, DY, Y: storage types. Tables are f32.
+// Layouts: x and y [batch, tokens, heads, 2 · pairs]; tables in f32 [groups, tokens - prefix, pairs].
+//
+// ADJACENT: pairs are channels 2 i and 2 i + 1 of a head of size d, otherwise i and i + d / 2. VEC: pairs of a thread
+// in `rotary`, which divides d / 2. INDEX: a type that can count its threads. X, DY, Y: storage types.
 
 #define THREADS 256
 
@@ -16,10 +18,10 @@ struct RotaryExtents {
     u32 groups;
     // d / 2.
     u32 pairs;
-    // The first token and the number of heads that are written. In place, those that are not rotated are left out.
+    // The first token and the number of heads that `rotary` writes. In place, those that are not rotated are left out.
     u32 first_token;
     u32 written;
-    // -1 for the rotation by negative angles.
+    // 1, or -1 to rotate by the negative angles.
     float sign;
 };
 
@@ -68,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(y + second, w);
 }
 
-// dcos = dy_a x_a + dy_b x_b and dsin = sign (dy_b x_a - dy_a x_b), summed over samples and the heads of a group;
-// either may be null. A block has one position of one group and LANES pairs; the samples are divided among its rows of
-// threads.
+// Pairs of a block of the gradients of tables and frequencies.
 #define LANES 32
 
+// dcos = dy_a x_a + dy_b x_b and dsin = sign (dy_b x_a - dy_a x_b), summed over samples and the heads of a group;
+// either may be null. A block has one position of one group and LANES pairs; its rows of threads divide the samples.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary_grad(const DY* dy, const X* x, float* dcos, float* dsin, const RotaryExtents e, u32 batch) {
     const u32 position = blockIdx.x, group = blockIdx.y, first = blockIdx.z * LANES;
@@ -116,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 
 // The gradient of the frequencies: coordinates · (cos dsin - sin dcos), summed over positions. A block has one axis,
-// one group and LANES pairs.
+// one group and LANES pairs; its rows of threads divide the positions.
 extern "C" __global__ void __launch_bounds__(THREADS)
     rotary_tables_grad(const float* dcos, const float* dsin, const float* cosines, const float* sines,
                        const float* coordinates, float* dfrequencies, u32 positions, u32 pairs) {

@@ -1,4 +1,5 @@
-// Softmax over the rows of x [rows, columns] and its gradient: one block per row. X, DY, Y: storage types.
+// Softmax over the rows of x [rows, columns] and its gradient: one block per row. Storage types: X of the operand (x;
+// the result y in softmax_grad), DY of dy, Y of the result (y or dx).
 
 #define THREADS 128
 

@@ -1,12 +1,12 @@
-// Random indices of a sample's tokens, gathering and scattering of tokens by index, and classes of colours. X, Y: storage
-// types of tokens. VEC: elements of a vector, which divides the width.
+// Random indices of a sample's tokens, gathering and scattering of tokens by index, and classes of colours. X, Y:
+// storage types of tokens. VEC: elements of a vector, which divides the width of a token, `vectors` vectors.
 
 #define THREADS 256
 // The most tokens of a sample.
 #define MAX_TOKENS 4096
 
-// order [samples, tokens]: the `chosen` tokens with the smallest random words (the first of equal ones), then the others, both
-// ascending. A block has one sample.
+// order [samples, tokens]: the `chosen` tokens with the smallest random words (the first of equal ones), then the
+// others, both in ascending order of tokens. A block has one sample.
 extern "C" __global__ void __launch_bounds__(THREADS)
     random_partition(const u32* seed, int* order, u32 stream, u32 tokens, u32 chosen) {
     __shared__ u32 words[MAX_TOKENS];
@@ -28,8 +28,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
-// sources [samples, tokens] of tokens whose first `corrupted` in `order` are corrupted: a word below `masked` makes it the
-// mask token (index `tokens`), one below `replaced` another token.
+// sources [samples, tokens]: the token whose embedding each token gets, most often itself. The first `corrupted` of
+// order [samples, tokens] get the mask token (index `tokens`) if their random word is below `masked`, else another
+// token if it is below `replaced`. A thread has one of `count` places in `order`.
 extern "C" __global__ void __launch_bounds__(THREADS)
     token_corruption(const int* order, const u32* seed, int* sources, u32 stream, u32 tokens, u32 corrupted, u32 masked,
                      u32 replaced, u64 count) {
@@ -48,10 +49,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     sources[i - place + token] = (int)source;
 }
 
-// y [samples, count, width] from x [samples, tokens, width], by order[sample][start..start + count] of `places` indices. A
-// thread has one of the row's `vectors` vectors.
+// y [samples, count, width] from x [samples, tokens, width] by the indices order[sample][start .. start + count - 1] of
+// order [samples, places]; zeros for an index outside. A thread has one of `all` vectors of y.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    gather_tokens(const X* x, const int* order, Y* y, u32 tokens, u32 places, u32 start, u32 count, u32 vectors, u64 all) {
+    gather_tokens(const X* x, const int* order, Y* y, u32 tokens, u32 places, u32 start, u32 count, u32 vectors,
+                  u64 all) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= all) return;
     const u64 row = i / vectors, sample = row / count;
@@ -61,10 +63,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store<VEC>(y + i * VEC, v);
 }
 
-// y [samples, tokens, width]: the sum of the rows of x [samples, count, width] whose index in `order` is the token, in their
-// order. A warp has one token.
+// The gradient of gather_tokens: y [samples, tokens, width] sums for each token the rows of x [samples, count, width]
+// whose index is that token, in their order. A warp has one of `rows` tokens.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    scatter_tokens(const X* x, const int* order, Y* y, u32 tokens, u32 places, u32 start, u32 count, u32 vectors, u64 rows) {
+    scatter_tokens(const X* x, const int* order, Y* y, u32 tokens, u32 places, u32 start, u32 count, u32 vectors,
+                   u64 rows) {
     const u64 row = (u64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     const u64 sample = row / tokens;
@@ -90,15 +93,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 }
 
+// By channel, those with which x was normalised: x · std + mean is in 0 .. 1.
 struct Colours {
     float mean[8], std[8];
 };
 
-// classes [samples, rows, columns] of the mean colours of cells of `high` x `wide` pixels of x [samples, channels, height, width]:
-// three bits of each channel. In f64 and in the order of the CPU, without contraction, so that the classes are the same.
+// classes [samples, rows, columns] of the mean colours of cells of `high` x `wide` pixels of x [samples, channels,
+// height, width]: three bits of each channel. In f64, in the order of the CPU and without fma, for the same classes.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    colour_class(const float* x, int* classes, const Colours colours, u32 channels, u32 height, u32 width, u32 high, u32 wide,
-                 u64 count) {
+    colour_class(const float* x, int* classes, const Colours colours, u32 channels, u32 height, u32 width, u32 high,
+                 u32 wide, u64 count) {
     const u64 i = (u64)blockIdx.x * THREADS + threadIdx.x;
     if (i >= count) return;
     const u32 rows = height / high, columns = width / wide;

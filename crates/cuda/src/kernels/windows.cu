@@ -1,5 +1,5 @@
 // Partition of a channels-last image into attention windows (Swin), with a cyclic shift, and back. A thread has VEC
-// channels of one pixel. INDEX: a type that can count the vectors. X, Y: storage types.
+// channels of one pixel, one of `count` vectors. INDEX: a type that can count these. X, Y: storage types.
 
 #define THREADS 256
 
@@ -13,8 +13,8 @@ struct WindowGrid {
     u32 shift_y, shift_x;
 };
 
-// image [n, height, width, channels] to tokens [n, rows, columns, window_height, window_width, channels], with zeros
-// beyond the image.
+// image [n, height, width, channels], shifted cyclically up and to the left, to tokens
+// [n, rows, columns, window_height, window_width, channels], with zeros below and to the right of the shifted image.
 extern "C" __global__ void __launch_bounds__(THREADS)
     windows(const X* image, Y* tokens, const WindowGrid s, u64 count) {
     const INDEX i = (INDEX)blockIdx.x * THREADS + threadIdx.x;

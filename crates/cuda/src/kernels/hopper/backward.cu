@@ -1,6 +1,6 @@
-// dQ, dK and dV. A unit is one whole head with as many queries as keys, each in one slot: TILES items of dK and dV
-// (tiles of keys), then TILES items of dQ (tiles of queries). `stats` are lse and delta = rowsum(dout * out) of all
-// queries. Compiled after tiles.cu, which describes the macros, units and slots, and both files of steps.
+// dQ, dK and dV. A unit is one whole head with as many queries as keys; each operand fills one slot. It has TILES items
+// of dK and dV (tiles of keys), then TILES items of dQ (tiles of queries). `stats` are lse and delta = rowsum(dout *
+// out) of all queries. Compiled after tiles.cu, which describes the macros, units and slots, and both files of steps.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_backward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -45,16 +45,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         }
     } else {
         increase_registers();
-        const float factor = scale * LOG2E;
+        const float scale_log2 = scale * LOG2E;
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int local_unit = item / (2 * TILES), item_tile = item % (2 * TILES);
             const int unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
             const int sample = unit / heads, head = unit % heads, tile = item_tile % TILES;
             const int row0 = tile * 64 + warp * 16;
-            const bool active = row0 < tokens;
+            const bool active = row0 < tokens; // whether this warp has a valid row
             const u32 use = local_unit * 4, k = ring.address(round_robin(use)), q = ring.address(round_robin(use + 1)),
-                      v = ring.address(round_robin(use + 2)), d = ring.address(round_robin(use + 3)),
+                      v = ring.address(round_robin(use + 2)), dout_slot = ring.address(round_robin(use + 3)),
                       tile_offset = tile * 64 * PITCH;
             const float *stats = shared.stats + local_unit % 2 * 2 * ROWS;
             mbarrier_wait(shared.stats_full + local_unit % 2 * 8, local_unit / 2 & 1);
@@ -63,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             const i64 column = head * HEAD_DIM;
             if (item_tile < TILES) {
                 float sums_k[D / 2], sums_v[D / 2];
-                slot_keys(sums_k, sums_v, k + tile_offset, v + tile_offset, q, d, stats, factor, active, true);
+                slot_keys(sums_k, sums_v, k + tile_offset, v + tile_offset, q, dout_slot, stats, scale_log2, active,
+                          true);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
 #pragma unroll
@@ -83,8 +84,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                         lse_log2[half] = stats[row], delta[half] = stats[ROWS + row];
                     }
                 }
-                slot_queries(sums, q + tile_offset, d + tile_offset, k, v, lse_log2, delta, factor, active, true,
-                             tokens);
+                slot_queries(sums, q + tile_offset, dout_slot + tile_offset, k, v, lse_log2, delta, scale_log2, active,
+                             true, tokens);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);
 #pragma unroll

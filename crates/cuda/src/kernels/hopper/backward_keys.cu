@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (unit >= units) break;
             const int sample_head = unit / key_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % key_groups * TILES + tile) * 64 + warp * 16;
-            const bool active = row0 < keys;
+            const bool active = row0 < keys; // whether this warp has a valid row
             const SlotUse k = Schedule::resident(local_unit, 0), v = Schedule::resident(local_unit, 1);
             u32 stage = local_unit * query_blocks;
 
@@ -60,15 +60,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             ring.wait(k), ring.wait(v);
             for (int query_block = 0; query_block < query_blocks; query_block++, stage++) {
                 const SlotUse q = Schedule::streamed(local_unit, query_blocks, query_block, 0),
-                              d = Schedule::streamed(local_unit, query_blocks, query_block, 1);
+                              dout_slot = Schedule::streamed(local_unit, query_blocks, query_block, 1);
                 mbarrier_wait(shared.stats_full + stage % 2 * 8, stage / 2 & 1);
-                ring.wait(q), ring.wait(d);
+                ring.wait(q), ring.wait(dout_slot);
                 slot_keys(sums_k, sums_v, ring.address(k) + tile * 64 * PITCH, ring.address(v) + tile * 64 * PITCH,
-                          ring.address(q), ring.address(d), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E, active,
-                          query_block == 0);
+                          ring.address(q), ring.address(dout_slot), shared.stats + stage % 2 * 2 * ROWS, scale * LOG2E,
+                          active, query_block == 0);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums_k), fence_accumulators<D / 2>(sums_v);
-                ring.release(q), ring.release(d);
+                ring.release(q), ring.release(dout_slot);
                 if (lane == 0) mbarrier_arrive(shared.stats_empty + stage % 2 * 8);
             }
             ring.release(k), ring.release(v);

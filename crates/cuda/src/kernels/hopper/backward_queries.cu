@@ -38,8 +38,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
             if (unit >= units) break;
             const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % query_groups * TILES + tile) * 64 + warp * 16;
-            const bool active = row0 < queries;
-            const SlotUse q = Schedule::resident(local_unit, 0), d = Schedule::resident(local_unit, 1);
+            const bool active = row0 < queries; // whether this warp has a valid row
+            const SlotUse q = Schedule::resident(local_unit, 0), dout_slot = Schedule::resident(local_unit, 1);
 
             float sums[D / 2], lse_log2[2] = {0.0f, 0.0f}, delta[2] = {0.0f, 0.0f};
             if (active) {
@@ -53,19 +53,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                     if (valid && lane % 4 == 0) delta_out[(i64)sample_head * queries + row] = delta[half];
                 }
             }
-            ring.wait(q), ring.wait(d);
+            ring.wait(q), ring.wait(dout_slot);
             for (int key_block = 0; key_block < key_blocks; key_block++) {
                 const SlotUse k = Schedule::streamed(local_unit, key_blocks, key_block, 0),
                               v = Schedule::streamed(local_unit, key_blocks, key_block, 1);
                 ring.wait(k), ring.wait(v);
-                slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(d) + tile * 64 * PITCH,
+                slot_queries(sums, ring.address(q) + tile * 64 * PITCH, ring.address(dout_slot) + tile * 64 * PITCH,
                              ring.address(k), ring.address(v), lse_log2, delta, scale * LOG2E, active, key_block == 0,
                              keys - key_block * ROWS);
                 wgmma_wait<0>();
                 fence_accumulators<D / 2>(sums);
                 ring.release(k), ring.release(v);
             }
-            ring.release(q), ring.release(d);
+            ring.release(q), ring.release(dout_slot);
             if (active)
                 store_rows(sums, dq + (i64)sample * queries * q_stride + head * HEAD_DIM, q_stride, row0, queries,
                            scale, scale);

@@ -1,40 +1,40 @@
 // Convolution of bf16 images by implicit GEMM: y[pixel][filter] is the sum over taps and channels of x · filters. The
 // gradient of the image is the same kernel, with dy as the image.
 //
-// A block has 64 output pixels for every warpgroup and BLOCK_N filters. Steps of 64 elements of the reduction go
-// through a software pipeline of STAGES stages in shared memory: while the tensor cores multiply one step, all threads
-// load a later one.
+// A block has 64 output pixels (rows of A) for every warpgroup and BLOCK_N filters (rows of B). Steps of 64 elements of
+// the reduction go through a software pipeline of STAGES stages in shared memory, [BLOCK_M + BLOCK_N][64] each: while
+// the tensor cores multiply one step, all threads load a later one.
 //
 // Compiled after gather.cu, which defines InputTaps, OutputPixels, the tiles and the pipeline. Channels and filters are
 // multiples of 8: chunks of 16 bytes are loaded and stored.
 //
 // Macros:
-//   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64, 128 or 256 (of which the host chooses 64 or 128)
+//   WARPGROUPS, BLOCK_N   the block tile; BLOCK_N is 64 or 128
 //   STAGES                at least 3
 //   BLOCKS_PER_SM         resident blocks of a multiprocessor
 //   CHANNEL_BLOCKED       1 where channels are a multiple of 64: the reduction runs over [channels / 64][taps][64], so
 //                         that neighbouring taps hit the cache; 0: over [taps][channels]
-//   Y                     storage type of the result
+//   Y                     storage type of bias and result
 
 constexpr int THREADS = 128 * WARPGROUPS;
 constexpr int BLOCK_M = 64 * WARPGROUPS;
 constexpr int A_BYTES = BLOCK_M * ROW_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + BLOCK_N * ROW_BYTES;
-// Rows that all threads load at a time, and how often they do for each operand.
+// Rows that all threads load at a time, a multiple of the swizzle's 8, and how often they do so for each operand.
 constexpr int ROWS_PER_LOAD = THREADS / 8;
 constexpr int LOADS_A = BLOCK_M / ROWS_PER_LOAD;
 constexpr int LOADS_B = (BLOCK_N + ROWS_PER_LOAD - 1) / ROWS_PER_LOAD;
-constexpr int WGMMA_N = BLOCK_N < 128 ? BLOCK_N : 128;
 
 // The loads of one thread: a chunk of 16 bytes, number `chunk` of 8, of every ROWS_PER_LOAD-th row of A and B.
 struct TileLoader {
     const bf16 *x, *filters;
     const InputTaps &taps;
-    // `swizzled`: the byte offset of the first chunk in a stage.
+    // `swizzled`: the byte offset of the thread's first chunk in the tile of either operand.
     u32 chunk, swizzled;
     FirstTap first_taps[LOADS_A];
+    // The filters from the block's first on, and the elements of a filter.
     u32 filters_left, depth;
-    // The next tap and channel.
+    // The tap and channel of the thread's chunk in the next step.
     u32 tap_y, tap_x, channel;
 
     __device__ __forceinline__ TileLoader(const bf16 *x, const bf16 *filters, const OutputPixels &pixels,
@@ -89,8 +89,8 @@ struct TileLoader {
     }
 };
 
-// Stores the row lane / 4 + 8 half of this warp's results, eight columns at a time; `to` is null past the last pixel;
-// those lanes must still take part in the transpose.
+// Stores row lane / 4 + 8 half of this warp's accumulators, columns below `count`, plus `bias` unless that is null.
+// `to` is null past the last pixel; lanes there must still take part in the transpose.
 static __device__ __forceinline__ void store_row(const float *sums, int half, bf16 *to, const bf16 *bias, u32 count) {
     const int quad_lane = threadIdx.x % 4;
 #pragma unroll
@@ -123,7 +123,7 @@ static __device__ __forceinline__ void store_row(const float *sums, int half, fl
 }
 
 // filters [filter_count][64 · steps] in the order of the reduction, padded with zeros (order_filters of
-// conv_layout.cu). Consecutive blocks have the same pixels and different filters.
+// conv_layout.cu). `bias` may be null. Consecutive blocks have the same pixels and different filters.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     convolve(const bf16 *x, const bf16 *filters, const Y *bias, Y *y, const OutputPixels pixels, const InputTaps taps,
              u32 filter_count, u32 steps) {
@@ -139,12 +139,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         [&](u32 stage) {
             const u32 a = stage + warpgroup * 64 * ROW_BYTES, b = stage + A_BYTES;
 #pragma unroll
-            for (int k = 0; k < 64; k += 16) {
-#pragma unroll
-                for (int n = 0; n < BLOCK_N; n += WGMMA_N)
-                    Wgmma<WGMMA_N>::ss(sums + n / 2, tile_descriptor(a + 2 * k, 0),
-                                       tile_descriptor(b + n * ROW_BYTES + 2 * k, 0), 1);
-            }
+            for (int k = 0; k < 64; k += 16)
+                Wgmma<BLOCK_N>::ss(sums, tile_descriptor(a + 2 * k, 0), tile_descriptor(b + 2 * k, 0), 1);
         });
 #pragma unroll
     for (int half = 0; half < 2; half++) {

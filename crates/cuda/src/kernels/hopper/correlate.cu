@@ -9,7 +9,7 @@
 //
 // Macros:
 //   BLOCK_M         64 or 128
-//   BLOCK_N         a multiple of 64, at most 192
+//   BLOCK_N         128 or 192
 //   STAGES          at least 3
 //   BLOCKS_PER_SM   resident blocks of a multiprocessor
 
@@ -18,8 +18,9 @@ constexpr int TILE_BYTES = 64 * ROW_BYTES;
 constexpr int TILES_M = BLOCK_M / 64, TILES_N = BLOCK_N / 64;
 constexpr int STAGE_BYTES = (TILES_M + TILES_N) * TILE_BYTES;
 
-// partials [splits, filter_count, columns]; a block sums `steps` times 64 pixels. Consecutive blocks have the same
-// filters and different columns.
+// partials [splits, filter_count, columns] from dense dy [pixels, filter_count] and x; columns are [taps, channels]. A
+// block sums `steps` times 64 pixels, in stages [TILES_M + TILES_N][64 pixels][64 filters or columns]. Consecutive
+// blocks have the same filters and different columns.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     correlate(const bf16 *dy, const bf16 *x, float *partials, const OutputPixels pixels, const InputTaps taps,
               u32 filter_count, u32 columns, u32 steps) {
@@ -31,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const u32 swizzled = row * ROW_BYTES + ((chunk ^ (row & 7)) << 4);
     u32 next_pixel = blockIdx.y * steps * 64 + row;
 
-    // The offsets of this thread's columns from a pixel's first tap: in rows, in columns, and in elements.
+    // The offsets of this thread's columns from a pixel's first tap: in input pixels down and across, and in elements.
     int shift_y[TILES_N], shift_x[TILES_N], shift[TILES_N];
 #pragma unroll
     for (int n = 0; n < TILES_N; n++) {

@@ -1,6 +1,6 @@
 // out [batch, queries, heads, HEAD_DIM], and lse [batch, heads, queries], the log-sum-exp of every row of scores. A
-// unit is TILES tiles of queries of one head; keys and values are streamed in blocks of ROWS. `out_scale`, a
-// quantisation scale, and `lse` may be null. Compiled after tiles.cu, which describes the macros, units and slots.
+// unit is TILES tiles of queries of one head; keys and values are streamed in blocks of ROWS. out_scale, a
+// quantisation scale, and lse may be null. Compiled after tiles.cu, which describes the macros, units and slots.
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     attention_forward(const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map,
@@ -30,15 +30,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     } else {
         increase_registers();
         const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-        const float factor = scale * LOG2E;
+        const float scale_log2 = scale * LOG2E;
 
-        // An item is one tile of a unit.
+        // An item is one tile of a unit. row_max is of unscaled scores.
         for (int item = threadIdx.x / 128;; item += WARPGROUPS) {
             const int local_unit = item / TILES, tile = item % TILES, unit = blockIdx.x + local_unit * gridDim.x;
             if (unit >= units) break;
             const int sample_head = unit / query_groups, sample = sample_head / heads, head = sample_head % heads;
             const int row0 = (unit % query_groups * TILES + tile) * 64 + warp * 16; // of this warp
-            const bool active = row0 < queries;
+            const bool active = row0 < queries; // whether this warp has a valid row
             const SlotUse q = Schedule::resident(local_unit, 0);
             ring.wait(q);
 
@@ -72,19 +72,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #pragma unroll
                     for (int i = 0; i < ROWS / 8; i++)
                         new_max = fmaxf(new_max, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
-                    new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 1));
-                    new_max = fmaxf(new_max, __shfl_xor_sync(~0u, new_max, 2));
-                    new_max = fmaxf(new_max, row_max[half]);
-                    shift[half] = -new_max * factor;
-                    rescale[half] = exp2_approx(row_max[half] * factor + shift[half]);
+                    new_max = fmaxf(quad_max(new_max), row_max[half]);
+                    shift[half] = -new_max * scale_log2;
+                    rescale[half] = exp2_approx(row_max[half] * scale_log2 + shift[half]);
                     row_max[half] = new_max;
                 }
                 float partial_sum[2] = {0.0f, 0.0f};
 #pragma unroll
                 for (int i = 0; i < ROWS / 2; i += 2) {
                     const int half = i % 4 / 2;
-                    float a = exp2_if(s[i] * factor + shift[half], active);
-                    float b = exp2_if(s[i + 1] * factor + shift[half], active);
+                    float a = exp2_if(s[i] * scale_log2 + shift[half], active);
+                    float b = exp2_if(s[i + 1] * scale_log2 + shift[half], active);
                     partial_sum[half] += a + b;
                     // Accumulators have the order of an A operand: rows lane / 4 and lane / 4 + 8 of eight columns,
                     // then of the next eight.
@@ -113,9 +111,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
                            numerator / row_sum[0], numerator / row_sum[1]);
                 if (lse && lane % 4 < 2) {
                     const int half = lane % 4, row = row0 + lane / 4 + 8 * half;
-                    const float value = half ? row_max[1] * factor + log2_approx(row_sum[1])
-                                             : row_max[0] * factor + log2_approx(row_sum[0]);
-                    if (row < queries) lse[(i64)sample_head * queries + row] = value * LN2;
+                    const float lse_log2 = half ? row_max[1] * scale_log2 + log2_approx(row_sum[1])
+                                                : row_max[0] * scale_log2 + log2_approx(row_sum[0]);
+                    if (row < queries) lse[(i64)sample_head * queries + row] = lse_log2 * LN2;
                 }
             }
         }

@@ -1,4 +1,4 @@
-// Instructions of Hopper: mbarrier, TMA, wgmma, setmaxnreg.
+// Instructions of Hopper: mbarrier, TMA, wgmma, setmaxnreg. Shared memory is addressed by 32-bit shared addresses.
 
 typedef unsigned short u16;
 typedef long long i64;
@@ -12,8 +12,8 @@ struct __align__(64) TensorMap {
 #define QUOTED(x) #x
 #define TEXT(x) QUOTED(x)
 
-// exp2_approx(x) if `active`, else x: predicated for warps without valid rows, since a branch around the loop would
-// cost registers.
+// exp2_approx(x) if `active`, else x: predicated for warps without valid rows, whose results are unused, since a branch
+// around the loop would cost registers.
 static __device__ __forceinline__ float exp2_if(float x, int active) {
     asm("{\n.reg .pred p;\nsetp.ne.b32 p, %1, 0;\n@p ex2.approx.ftz.f32 %0, %0;\n}" : "+f"(x) : "r"(active));
     return x;
@@ -33,10 +33,12 @@ static __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives, and lets the phase wait for so many bytes of TMA.
 static __device__ __forceinline__ void mbarrier_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+// Waits until the phase of this parity is complete; of a new barrier, that of parity 1 is.
 static __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
     asm volatile("{\n.reg .pred done;\nagain:\n"
                  "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
@@ -44,23 +46,25 @@ static __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
                  : "memory");
 }
 
-// Copies a box of 4 dimensions from global to shared memory; `barrier` counts its bytes.
-static __device__ __forceinline__ void tma_load(u32 to, const TensorMap *map, u32 barrier, int c, int head, int row,
-                                                int sample) {
+// Copies a box of a tensor [samples, rows, heads, columns], from these coordinates on, from global to shared memory,
+// with zeros outside the tensor; `barrier` counts its bytes. Called by one thread.
+static __device__ __forceinline__ void tma_load(u32 to, const TensorMap *map, u32 barrier, int column, int head,
+                                                int row, int sample) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
                  "%6}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(head), "r"(row), "r"(sample)
+                 "l"(map), "r"(barrier), "r"(column), "r"(head), "r"(row), "r"(sample)
                  : "memory");
 }
 
 static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most PENDING committed groups are incomplete.
 template <int PENDING> static __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Hides a value's origin from the compiler, so that expressions of it are computed at their use instead of being kept
-// in registers across a loop.
+// Hides how x was computed from the compiler, so that expressions of x are computed where they are used instead of
+// being kept in registers across a loop.
 static __device__ __forceinline__ u32 opaque(u32 x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -72,11 +76,12 @@ template <int COUNT> static __device__ __forceinline__ void fence_accumulators(f
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+f"(sums[i])::"memory");
 }
 
-// wgmma m64nNk16: d += A B, or d = A B where `add` is 0. `ss`: A and B in shared memory, both K-major. `tt`: both
-// MN-major, tiles [k][m] and [k][n]. `rs`: A in registers, B MN-major.
+// wgmma m64nNk16, asynchronous, by all threads of a warpgroup: d += A B, or where `add` is 0, d = A B. u64 operands are
+// matrix descriptors. `ss`: A and B in shared memory, both K-major: tiles [m][k] and [n][k]. `tt`: both MN-major, tiles
+// [k][m] and [k][n]; always adds. `rs`: A in registers, B MN-major.
 //
 // LIST is the accumulators d[0 .. N / 2 - 1] in the assembly text, SUMS(d) their constraints, I0 to I5 the numbers of
-// the operands after them.
+// the operands after them, from N / 2 on.
 template <int N> struct Wgmma;
 #define WGMMA(N, LIST, SUMS, I0, I1, I2, I3, I4, I5)                                                                     \
     template <> struct Wgmma<N> {                                                                                      \
@@ -146,7 +151,7 @@ WGMMA(112, LIST6, SUMS6, 56, 57, 58, 59, 60, 61);
 WGMMA(128, LIST7, SUMS7, 64, 65, 66, 67, 68, 69);
 WGMMA(192, LIST11, SUMS11, 96, 97, 98, 99, 100, 101);
 
-// setmaxnreg; CONSUMER_REGS is 0 where all threads keep the registers that they were compiled with.
+// setmaxnreg; CONSUMER_REGS is 0 or undefined where all threads keep the registers that they were compiled with.
 #if CONSUMER_REGS
 static __device__ __forceinline__ void increase_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGS));

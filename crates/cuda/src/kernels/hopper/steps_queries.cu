@@ -1,9 +1,12 @@
-// A step: N keys, of which the first `valid_keys` are valid, for a tile of queries: dQ += dS K, still pending on
-// return. Compiled after tiles.cu.
+// dQ of a tile of queries from the keys of a slot, in steps. Compiled after tiles.cu.
 
+// A step, from N keys: dQ += dS K, or = if `first`, still pending on return. `scale_log2` and `lse_log2` are scale and
+// lse times log2(e), lse and delta those of this lane's two rows; dQ is still without the scale, which the caller
+// applies as it stores. If `masked`, keys from valid_keys on are padding, else none. Queries of padding are not masked,
+// since their rows of dQ are not stored. `active`: whether this warp has any query that is not padding.
 template <int N>
 static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k_rows, u32 v_rows,
-                                                    const float *lse_log2, const float *delta, float factor,
+                                                    const float *lse_log2, const float *delta, float scale_log2,
                                                     bool active, bool first, bool masked, int valid_keys) {
     const int lane = threadIdx.x % 32;
     float s[N / 2], dp[N / 2];
@@ -17,7 +20,7 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
         const int column = i / 4 * 8 + lane % 4 * 2 + i % 2, half = i % 4 / 2;
-        float score = s[i] * factor;
+        float score = s[i] * scale_log2;
         if (masked && (!SINGLE || i >= N / 2 - 8))
             if (column >= valid_keys) score = -INFINITY;
         s[i] = exp2_if(score - lse_log2[half], active);
@@ -42,17 +45,17 @@ static __device__ __forceinline__ void step_queries(float *dq, u32 q_tile, u32 d
     wgmma_commit();
 }
 
-// All keys of one slot for a tile of queries.
+// All keys of one slot, of which the first `valid_keys` are valid.
 static __device__ __forceinline__ void slot_queries(float *dq, u32 q_tile, u32 dout_tile, u32 k, u32 v,
-                                                    const float *lse_log2, const float *delta, float factor,
+                                                    const float *lse_log2, const float *delta, float scale_log2,
                                                     bool active, bool first, int valid_keys) {
     constexpr int FULL = ROWS / STEP_K, REST = ROWS % STEP_K;
 #pragma unroll
     for (int step = 0; step < FULL; step++)
         step_queries<STEP_K>(dq, q_tile, dout_tile, k + step * STEP_K * PITCH, v + step * STEP_K * PITCH, lse_log2,
-                             delta, factor, active, first && step == 0, !SINGLE || (step == FULL - 1 && REST == 0),
-                             valid_keys - step * STEP_K);
+                             delta, scale_log2, active, first && step == 0,
+                             !SINGLE || (step == FULL - 1 && REST == 0), valid_keys - step * STEP_K);
     if constexpr (REST > 0)
         step_queries<REST>(dq, q_tile, dout_tile, k + FULL * STEP_K * PITCH, v + FULL * STEP_K * PITCH, lse_log2, delta,
-                           factor, active, first && FULL == 0, true, valid_keys - FULL * STEP_K);
+                           scale_log2, active, first && FULL == 0, true, valid_keys - FULL * STEP_K);
 }

@@ -19,7 +19,7 @@ static __device__ __forceinline__ void load_a_columns(u32 (&a)[RESIDENT / 16][4]
     for (int k = 0; k < RESIDENT / 16; k++) ldmatrix_x4_trans(a[k], address + k * 16 * SCORES_PITCH);
 }
 
-// Stores this warp's rows of a matrix [queries][keys], given as A operands.
+// Stores this warp's rows, given as A operands, of a matrix [queries][keys].
 static __device__ __forceinline__ void store_scores(const u32 (&a)[ROWS / 16][4], u8* scores) {
 #pragma unroll
     for (int n = 0; n < ROWS / 8; n++)
@@ -29,8 +29,8 @@ static __device__ __forceinline__ void store_scores(const u32 (&a)[ROWS / 16][4]
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
-                       const ELEMENT* dy, const float* lse, ELEMENT* dq, ELEMENT* dk, ELEMENT* dv, float* dbias,
+    attention_backward(const bf16* q, const bf16* k, const bf16* v, const B* bias, const u32* seed,
+                       const bf16* dy, const float* lse, bf16* dq, bf16* dk, bf16* dv, float* dbias,
                        const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
     u8 *weights = memory + 2 * STAGE, *dscores = weights + SCORES_BYTES;
@@ -38,7 +38,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const BlockWork work(s, 1);
     const int warp_row = threadIdx.x / 32 * 16;
     const bool has_queries = warp_row < QUERIES, has_keys = warp_row < KEYS;
-    const float factor = s.scale * LOG2E;
+    const float scale_log2 = s.scale * LOG2E;
 
     float next_lse[2] = {0.0f, 0.0f};
     auto prefetch = [&](u32 item) {
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (u32 item = 0; item < work.count; item++) {
         cp_async_wait_all();
         __syncthreads();
-        const float row_lse[2] = {next_lse[0] * LOG2E, next_lse[1] * LOG2E};
+        const float lse_log2[2] = {next_lse[0] * LOG2E, next_lse[1] * LOG2E};
         if (item + 1 < work.count) prefetch(item + 1);
         const u64 sample = work.sample(s, item), first_row = (sample * s.heads + work.head) * QUERIES;
         const u32 column = work.head * HEAD_DIM;
@@ -78,6 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             multiply_rows<N>(w, a, stage_k);
             load_a_rows(a, stage_dy, warp_row);
             multiply_rows<N>(d, a, stage_v);
+            // delta = rowsum(dy * out) is also rowsum(w * d), for which `out` need not be read.
 #pragma unroll
             for (int n = 0; n < N / 8; n++)
 #pragma unroll
@@ -87,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                     for (int i = 0; i < 2; i++) {
                         const int e = 2 * half + i;
-                        w[n][e] = exp2_approx(w[n][e] * factor + (pair[i] * LOG2E - row_lse[half]));
+                        w[n][e] = exp2_approx(w[n][e] * scale_log2 + (pair[i] * LOG2E - lse_log2[half]));
                         // N is KEYS rounded up to 8.
                         if (n == N / 8 - 1 && column_of(n, i) >= KEYS) w[n][e] = 0.0f;
                         if (DROPOUT) d[n][e] *= dropout_factor(mask, seed, first_row, row_of(e), column_of(n, e));

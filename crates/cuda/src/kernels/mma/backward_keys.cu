@@ -10,14 +10,14 @@ constexpr int THREADS = RESIDENT * 2;
 constexpr int STATISTICS = 2 * (RESIDENT + ROWS) * PITCH, STAGE = STATISTICS + 2 * ROWS * 4;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_keys(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
-                            const ELEMENT* dy, const float* lse, const float* delta, ELEMENT* dk, ELEMENT* dv,
+    attention_backward_keys(const bf16* q, const bf16* k, const bf16* v, const B* bias, const u32* seed,
+                            const bf16* dy, const float* lse, const float* delta, bf16* dk, bf16* dv,
                             const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
     const ThreadPairs<B, THREADS> thread_bias = {(B*)(memory + 2 * STAGE)};
     const BlockWork work(s, RESIDENT_TILES);
     const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
-    const float factor = s.scale * LOG2E;
+    const float scale_log2 = s.scale * LOG2E;
     const u32 column = work.head * HEAD_DIM;
 
     auto prefetch = [&](u32 item) {
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, query = tile * N + column_of(n, i);
-                    float weight = exp2_approx(w[n][e] * factor + (pair[i] - columns_lse[i]) * LOG2E);
+                    float weight = exp2_approx(w[n][e] * scale_log2 + (pair[i] - columns_lse[i]) * LOG2E);
                     // Past the last query or key there is no score.
                     if (query >= QUERIES || begin + row_of(e) >= KEYS) weight = 0.0f;
                     const float dropout =

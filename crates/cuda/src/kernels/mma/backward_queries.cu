@@ -1,6 +1,6 @@
 // dq and dbias for more than one tile of tokens. The resident tile is queries; keys and values are streamed. Also
-// writes delta = rowsum(out * dy), which the gradients of all scores of a row contain.
-// Compiled after tiles.cu, which describes the macros, the work of a block and `item`, and bias.cu.
+// writes delta = rowsum(out * dy), which the gradients of all scores of a row contain, for backward_keys.cu. Compiled
+// after tiles.cu, which describes the macros, the work of a block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(QUERIES), RESIDENT_TILES = tiles_of(QUERIES);
 // Keys of a streamed tile, and their rows in shared memory.
@@ -10,7 +10,7 @@ constexpr int THREADS = RESIDENT * 2;
 constexpr int STAGE = 2 * (RESIDENT + ROWS) * PITCH;
 
 // A lane's part of the dot product of two rows: every fourth group of 8 columns.
-static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT* b) {
+static __device__ __forceinline__ float row_dot(const bf16* a, const bf16* b) {
     float sum = 0.0f;
 #pragma unroll
     for (int c = threadIdx.x % 4 * 8; c < HEAD_DIM; c += 32) {
@@ -24,15 +24,15 @@ static __device__ __forceinline__ float row_dot(const ELEMENT* a, const ELEMENT*
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_backward_queries(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
-                               const ELEMENT* out, const ELEMENT* dy, const float* lse, float* delta, ELEMENT* dq,
+    attention_backward_queries(const bf16* q, const bf16* k, const bf16* v, const B* bias, const u32* seed,
+                               const bf16* out, const bf16* dy, const float* lse, float* delta, bf16* dq,
                                float* dbias, const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
     const ThreadPairs<float, THREADS> bias_sums = {(float*)(memory + 2 * STAGE)};
     const ThreadPairs<B, THREADS> thread_bias = {(B*)(bias_sums.memory + (DBIAS ? TILES * N * RESIDENT : 0))};
     const BlockWork work(s, RESIDENT_TILES);
     const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
-    const float factor = s.scale * LOG2E;
+    const float scale_log2 = s.scale * LOG2E;
     const u32 column = work.head * HEAD_DIM;
 
     auto prefetch = [&](u32 item) {
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
 
     u32 a_q[D / 16][4], a_dy[D / 16][4];
-    float sums[D / 8][4], row_lse[2], row_delta[2];
+    float sums[D / 8][4], lse_log2[2], row_delta[2];
     for (u32 item = 0; item < items; item++) {
         cp_async_wait_all();
         __syncthreads();
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             for (int half = 0; half < 2; half++) {
                 const int row = begin + row_of(2 * half);
                 const u64 offset = (sample * QUERIES + row) * s.out_stride + column;
-                row_lse[half] = row < QUERIES ? lse[first_row + row] * LOG2E : 0.0f;
+                lse_log2[half] = row < QUERIES ? lse[first_row + row] * LOG2E : 0.0f;
                 row_delta[half] = quad_sum(row < QUERIES ? row_dot(out + offset, dy + offset) : 0.0f);
                 if (threadIdx.x % 4 == 0 && row < QUERIES) delta[first_row + row] = row_delta[half];
             }
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const int e = 2 * half + i, key = tile * N + column_of(n, i);
-                    float weight = exp2_approx(w[n][e] * factor + (pair[i] * LOG2E - row_lse[half]));
+                    float weight = exp2_approx(w[n][e] * scale_log2 + (pair[i] * LOG2E - lse_log2[half]));
                     if (key >= KEYS) weight = 0.0f;
                     if (DROPOUT) d[n][e] *= dropout_factor(mask, seed, first_row, begin + row_of(e), key);
                     d[n][e] = weight * (d[n][e] - row_delta[half]);

@@ -1,7 +1,7 @@
-// Biases and their gradients. They are stored in the layout of the accumulators of the scores, ThreadPairs. Compiled
-// after tiles.cu.
+// Biases and their gradients [groups, heads, QUERIES, KEYS], which blocks keep in ThreadPairs, the layout of the
+// accumulators of the scores. Compiled after tiles.cu.
 
-// Loads the biases of a tile of queries and all keys, or, TRANSPOSED, of a tile of keys and all queries.
+// Loads the biases of the resident tile, queries from `begin` on, and all keys, or, TRANSPOSED, keys and all queries.
 template <int N, int TILES, int THREADS, bool TRANSPOSED>
 static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& pairs, const B* bias,
                                                  const AttentionShape& s, const BlockWork& work, int begin) {
@@ -24,7 +24,8 @@ static __device__ __forceinline__ void read_bias(const ThreadPairs<B, THREADS>& 
             }
 }
 
-// The block's partial sums of the bias's gradient: dbias [splits, groups, heads, QUERIES, KEYS].
+// Where the block's partial sums of the bias's gradient [QUERIES, KEYS] are, in dbias
+// [splits, groups, heads, QUERIES, KEYS], which bias_gradient.cu adds.
 static __device__ __forceinline__ float* split_partials(float* dbias, const AttentionShape& s, const BlockWork& work) {
     const u64 split = (u64)work.first_sample / s.samples_per_split;
     return dbias + ((split * s.groups + work.group) * s.heads + work.head) * QUERIES * KEYS;

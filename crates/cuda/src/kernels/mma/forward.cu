@@ -1,6 +1,6 @@
-// out and, unless it is null, the log-sum-exp of every row of scores. The resident tile is queries; keys and values are
-// streamed, with an online softmax over their tiles. Compiled after tiles.cu, which describes the macros, the work of a
-// block and `item`, and bias.cu.
+// out and, unless `lse` is null, the log-sum-exp of every row of scores. The resident tile is queries; keys and values
+// are streamed, with an online softmax over their tiles. Compiled after tiles.cu, which describes the macros, the work
+// of a block and `item`, and bias.cu.
 
 constexpr int RESIDENT = resident_rows(QUERIES), RESIDENT_TILES = tiles_of(QUERIES);
 // Keys of a streamed tile, and their rows in shared memory.
@@ -10,13 +10,13 @@ constexpr int THREADS = RESIDENT * 2;
 constexpr int STAGE = (RESIDENT + 2 * ROWS) * PITCH;
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_forward(const ELEMENT* q, const ELEMENT* k, const ELEMENT* v, const B* bias, const u32* seed,
-                      ELEMENT* out, float* lse, const AttentionShape s, const Mask mask) {
+    attention_forward(const bf16* q, const bf16* k, const bf16* v, const B* bias, const u32* seed,
+                      bf16* out, float* lse, const AttentionShape s, const Mask mask) {
     DYNAMIC_SHARED(u8, memory);
     const ThreadPairs<B, THREADS> thread_bias = {(B*)(memory + 2 * STAGE)};
     const BlockWork work(s, RESIDENT_TILES);
     const int begin = work.tile * RESIDENT, warp_row = threadIdx.x / 32 * 16;
-    const float factor = s.scale * LOG2E;
+    const float scale_log2 = s.scale * LOG2E;
 
     auto prefetch = [&](u32 item) {
         const u64 sample = work.sample(s, item / TILES);
@@ -35,6 +35,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (BIAS) read_bias<N, TILES, THREADS, false>(thread_bias, bias, s, work, begin);
 
     u32 a[D / 16][4];
+    // row_max: of scores times log2(e).
     float sums[D / 8][4], row_max[2], row_sum[2];
     for (u32 item = 0; item < items; item++) {
         cp_async_wait_all();
@@ -60,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float& x = w[n][2 * half + i];
-                    x = x * factor + pair[i] * LOG2E;
+                    x = x * scale_log2 + pair[i] * LOG2E;
                     // With one tile, N is KEYS rounded up to 8: only the last 8 columns can lie past the last key.
                     if ((TILES > 1 || n == N / 8 - 1) && tile * N + column_of(n, i) >= KEYS) x = -INFINITY;
                     new_max[half] = fmaxf(new_max[half], x);
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             new_max[half] = quad_max(new_max[half]);
-            // A bias of -inf may have masked every key so far.
+            // A bias of -inf may have masked every key so far; -inf - -inf would be NaN.
             shift[half] = new_max[half] == -INFINITY ? 0.0f : new_max[half];
             const float rescale = exp2_approx(row_max[half] - shift[half]);
             row_max[half] = new_max[half];

@@ -7,8 +7,11 @@
 // memory while the one before is multiplied. Compiled after instructions.cu. Kernels number the pairs of sample and
 // streamed tile as `item`.
 //
-// Macros (lower/attention/mma.rs; ELEMENT has the default of compile/sources.rs):
-//   ELEMENT        storage type of q, k, v, the result and their gradients; statistics and partial sums are f32
+// Operands, results and their gradients are [batch, tokens, heads, HEAD_DIM] with a stride for tokens; lse (natural
+// logarithms) and delta are [batch, heads, QUERIES]. Of accumulators, `w` are scores and then weights, `d` the
+// gradients of weights and then of scores.
+//
+// Macros (lower/attention/mma.rs):
 //   HEAD_DIM       the head size, a multiple of 8, at most 128
 //   QUERIES, KEYS  tokens, at most 256
 //   B              storage type of the bias
@@ -17,9 +20,9 @@
 
 constexpr __device__ int round_up(int n, int to) { return (n + to - 1) / to * to; }
 constexpr __device__ int tiles_of(int tokens) { return (tokens + 63) / 64; }
-// Tokens are divided evenly among tiles. A resident tile has them in steps of a warp's 16 rows. A streamed one has N,
-// in steps of 8, the n of mma, and round_up(N, 16) rows in shared memory, since the next product has N as its k, in
-// steps of 16.
+// Tokens are divided evenly among tiles. Those of a resident tile are rounded up to the 16 rows of a warp, those of a
+// streamed tile, N, to 8, the n of mma. In shared memory the latter has round_up(N, 16) rows, since N is the k of the
+// next product, in steps of 16.
 constexpr __device__ int resident_rows(int tokens) {
     return round_up((tokens + tiles_of(tokens) - 1) / tiles_of(tokens), 16);
 }
@@ -40,7 +43,7 @@ struct AttentionShape {
     u32 groups, batch;
     u32 samples_per_split;
     float scale;
-    // Strides of tokens in elements.
+    // From one token to the next, in elements; dy has that of `out`.
     u64 q_stride, k_stride, v_stride, out_stride;
     u64 dq_stride, dk_stride, dv_stride;
 };
@@ -61,14 +64,16 @@ struct BlockWork {
                 : first_sample + s.samples_per_split < members ? s.samples_per_split
                                                                : members - first_sample;
     }
+    // The index in the batch of sample i of the block.
     __device__ __forceinline__ u64 sample(const AttentionShape& s, u32 i) const {
         return (u64)(first_sample + i) * s.groups + group;
     }
 };
 
-// Copies tokens begin .. end - 1 of one head asynchronously into ROWS rows of shared memory, with zeros past the last.
+// Copies tokens begin .. end - 1 of one head asynchronously into ROWS rows of PITCH bytes, with zeros past the last and
+// past HEAD_DIM. `from` points to the head of token 0.
 template <int ROWS, int THREADS>
-static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* from, u64 stride, int begin, int end) {
+static __device__ __forceinline__ void copy_rows_async(u8* tile, const bf16* from, u64 stride, int begin, int end) {
     constexpr int PACKS = D / 8;
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * PACKS; i += THREADS) {
@@ -78,7 +83,7 @@ static __device__ __forceinline__ void copy_rows_async(u8* tile, const ELEMENT* 
     }
 }
 
-// Rows row0 .. row0 + 15 of a tile as A operands [16][16].
+// Rows row0 .. row0 + 15 of a tile as A operands: a[k] has columns 16 k to 16 k + 15.
 static __device__ __forceinline__ void load_a_rows(u32 (&a)[D / 16][4], const u8* tile, int row0) {
     const int lane = threadIdx.x % 32;
     const u8* address = tile + (row0 + lane % 16) * PITCH + lane / 16 * 16;
@@ -126,14 +131,14 @@ static __device__ __forceinline__ void accumulate(float (&sums)[D / 8][4], const
         }
 }
 
-// Accumulators [16][N] as A operands [16][16]; the layouts agree, so no data moves between lanes.
+// Accumulators [16][N] as A operands [16][16], with zeros past N; the layouts agree, so no data moves between lanes.
 template <int N>
 static __device__ __forceinline__ void pack_a(u32 (&a)[(N + 15) / 16][4], const float (&sums)[N / 8][4]) {
 #pragma unroll
     for (int n = 0; n < (N + 15) / 16 * 2; n++)
 #pragma unroll
         for (int half = 0; half < 2; half++)
-            a[n / 2][n % 2 * 2 + half] = n < N / 8 ? pack_pair<ELEMENT>(sums[n][2 * half], sums[n][2 * half + 1]) : 0;
+            a[n / 2][n % 2 * 2 + half] = n < N / 8 ? pack_bf16(sums[n][2 * half], sums[n][2 * half + 1]) : 0;
 }
 
 template <int N> static __device__ __forceinline__ void clear(float (&sums)[N][4]) {
@@ -141,13 +146,13 @@ template <int N> static __device__ __forceinline__ void clear(float (&sums)[N][4
     for (int n = 0; n < N; n++) sums[n][0] = sums[n][1] = sums[n][2] = sums[n][3] = 0.0f;
 }
 
-// The row and the column of element i of sums[n].
+// The row and the column of element i of a thread's accumulators sums[n] in the block's resident and streamed tile.
 static __device__ __forceinline__ int row_of(int i) { return threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 * 8; }
 static __device__ __forceinline__ int column_of(int n, int i) { return n * 8 + threadIdx.x % 4 * 2 + i % 2; }
 
-// Stores the sums of this warp's rows, as far as they are below `end`, 16 bytes at a time: those of row lane / 4 times
-// factor0, those of row lane / 4 + 8 times factor1.
-static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], ELEMENT* to, u64 stride, int begin,
+// Stores the sums of this warp's rows of a tile from token `begin` on, as far as they are below `end`, 16 bytes at a
+// time: those of row lane / 4 times factor0, those of row lane / 4 + 8 times factor1. `to` is the head of token 0.
+static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4], bf16* to, u64 stride, int begin,
                                                   int end, float factor0, float factor1) {
     const int quad_lane = threadIdx.x % 4;
 #pragma unroll
@@ -161,7 +166,7 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
             for (int i = 0; i < 4; i++) {
                 // Past D any register will do: the lane that it goes to does not store it.
                 const int n = first + i < D / 8 ? first + i : 0;
-                w[i] = pack_pair<ELEMENT>(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
+                w[i] = pack_bf16(sums[n][2 * half] * factor, sums[n][2 * half + 1] * factor);
             }
             quad_transpose(w);
             if (token < end && (first + quad_lane) * 8 < HEAD_DIM)
@@ -171,7 +176,8 @@ static __device__ __forceinline__ void store_rows(const float (&sums)[D / 8][4],
 }
 
 // A value for each score of a thread (its bias, or a sum of its gradient), in pairs of adjacent columns, in shared
-// memory that only this thread accesses: [pairs][THREADS][2].
+// memory where each thread accesses its own alone: [pairs][THREADS][2]. Elements 2 half and 2 half + 1 of accumulators
+// sums[n] of a streamed tile are pair (tile * N / 8 + n) * 2 + half.
 template <class T, int THREADS> struct ThreadPairs {
     T* memory;
 
@@ -183,8 +189,8 @@ template <class T, int THREADS> struct ThreadPairs {
     }
 };
 
-// The dropout factor of the weight of key j for query i. first_row is the row of query 0 in scores
-// [batch, heads, QUERIES][KEYS], whose elements the mask numbers.
+// The dropout factor of the weight of key j for query i; 1 without dropout and past the last query or key. first_row is
+// the row of query 0 in scores [batch, heads, QUERIES][KEYS], whose elements the mask numbers.
 static __device__ __forceinline__ float dropout_factor(const Mask& mask, const u32* seed, u64 first_row, int i, int j) {
     if (!DROPOUT || i >= QUERIES || j >= KEYS) return 1.0f;
     return mask_factor(mask, seed, (first_row + i) * KEYS + j);
