@@ -42,6 +42,9 @@ fn all() -> Vec<ConvCase> {
         ConvCase { bias: true, ..square([2, 12, 9, 1], 24, 5, 1) },
         ConvCase { bias: true, padding: [[0, 1], [2, 0]], kernel: [2, 4], ..square([2, 10, 9, 16], 80, 3, 2) },
         ConvCase { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 64], 64, 3, 1) },
+        // Few channels, and rows of a filter that fill whole steps of the reduction.
+        ConvCase { padding: [[0; 2]; 2], ..square([2, 40, 41, 3], 64, 16, 8) },
+        ConvCase { bias: true, ..square([2, 19, 18, 3], 24, 8, 1) },
         // Not supported by the gradient of the image.
         ConvCase { dilation: 2, padding: [[2, 2], [1, 3]], ..square([2, 11, 10, 16], 16, 3, 2) },
         // The stride is larger than the kernel: some pixels are under no tap.

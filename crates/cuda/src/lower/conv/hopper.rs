@@ -79,6 +79,7 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
             tap_step,
             tap_counts: kernel,
             channels,
+            taps_are_rows: false,
         };
         return ImageView { address, taps, padded_channels: channels, padded_width: kernel[1] };
     }
@@ -105,6 +106,7 @@ fn image_view(geometry: &ConvGeometry, input: usize, e: &mut Emitter) -> ImageVi
         tap_step: [tap_step[0], 0],
         tap_counts: [kernel[0], 1],
         channels: padded_width * padded_channels,
+        taps_are_rows: true,
     };
     ImageView { address, taps, padded_channels, padded_width }
 }
@@ -199,6 +201,7 @@ pub(super) fn grad_input(geometry: &ConvGeometry, e: &mut Emitter) {
             tap_step: geometry.conv.dilation.map(|d| -(d as isize)),
             tap_counts,
             channels: geometry.filters,
+            taps_are_rows: false,
         };
         let order = FilterOrder {
             rows: channels,

@@ -45,6 +45,8 @@ pub(super) struct InputTaps {
     pub tap_step: [isize; 2],
     pub tap_counts: [usize; 2],
     pub channels: usize,
+    /// Whether a tap is a row of a filter, and `channels` its padded width times the padded channels.
+    pub taps_are_rows: bool,
 }
 
 impl InputTaps {
@@ -67,7 +69,7 @@ impl InputTaps {
     /// `CHANNEL_BLOCKED`: whether the reduction of `convolve` runs over `[channels / 64][taps][64]`, else
     /// `[taps][channels]`.
     pub fn channel_blocked(&self) -> bool {
-        self.channels.is_multiple_of(STEP)
+        self.channels.is_multiple_of(STEP) && !self.taps_are_rows
     }
 
     /// Steps of the reduction of `convolve`.
@@ -105,6 +107,23 @@ impl FilterOrder {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// `order_filters` knows `[taps][channels]` alone for filters whose rows are taps.
+    #[test]
+    fn rows_as_taps_are_never_blocked_by_channels() {
+        let taps = InputTaps {
+            size: [64, 64],
+            strides: [64 * 64 * 8, 64 * 8, 8],
+            first: [0, 0],
+            pixel_step: [1, 1],
+            tap_step: [1, 0],
+            tap_counts: [8, 1],
+            channels: 8 * 8,
+            taps_are_rows: true,
+        };
+        assert!(!taps.channel_blocked());
+        assert!(InputTaps { taps_are_rows: false, ..taps }.channel_blocked());
+    }
 
     #[test]
     fn divisions_by_factors_are_exact() {
