@@ -48,6 +48,7 @@ pub mod embeddings;
 mod error;
 #[cfg(feature = "explain")]
 pub mod explain;
+pub mod export;
 mod finite;
 mod model;
 pub mod text;
@@ -62,6 +63,7 @@ pub use embed::{Embed, Pool, PooledOutput};
 pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
+pub use export::export;
 pub use model::{Model, ModelOptions, Prediction};
 pub use text::TextEmbed;
 #[cfg(feature = "train")]
