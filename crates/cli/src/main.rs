@@ -11,6 +11,7 @@ mod devices;
 mod embed;
 mod eval;
 mod explain;
+mod export;
 mod hints;
 mod images;
 mod info;
@@ -72,6 +73,7 @@ enum Command {
     Patches(patches::Arguments),
     Plan(plan::Arguments),
     Convert(convert::Arguments),
+    Export(export::Arguments),
     Train(train::Arguments),
     Finetune(train::FinetuneArguments),
     Resume(train::ResumeArguments),
@@ -145,6 +147,7 @@ fn run(command: Command) -> anyhow::Result<Outcome> {
         Command::Patches(arguments) => patches::run(arguments),
         Command::Plan(arguments) => plan::run(arguments),
         Command::Convert(arguments) => convert::run(arguments),
+        Command::Export(arguments) => export::run(arguments),
         Command::Train(arguments) => train::run(arguments),
         Command::Finetune(arguments) => train::finetune(arguments),
         Command::Resume(arguments) => train::resume(arguments),

@@ -8,8 +8,9 @@ use std::path::Path;
 use support::{image, model, vit};
 
 /// The commands whose examples are quick.
-const QUICK: [&str; 11] =
-    ["models", "info", "classify", "embed", "search", "label", "explain", "inspect", "patches", "convert", "verify"];
+const QUICK: [&str; 12] = [
+    "models", "info", "classify", "embed", "search", "label", "explain", "inspect", "patches", "convert", "export", "verify",
+];
 
 /// All commands that the help lists.
 fn commands() -> Vec<String> {
@@ -103,6 +104,7 @@ fn wrong_use_is_2_and_names_the_option() {
         (&["inspect", model], "--out"),
         (&["patches", "-m", model, image, "--out", "x.bmp"], ".png or .svg"),
         (&["convert", model], "FOLDER"),
+        (&["export", model], "FILE"),
         (&["convert", model, "x", "--layout", "keras"], "hugging-face"),
         (&["verify", model, "--tolerance", "-1"], "--tolerance"),
         (&["info"], "MODEL"),

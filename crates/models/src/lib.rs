@@ -24,6 +24,7 @@ mod hugging_face;
 mod labels;
 pub mod layers;
 pub mod lenet;
+pub mod onnx;
 mod problem_type;
 mod registry;
 pub mod resnet;

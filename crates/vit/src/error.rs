@@ -23,6 +23,15 @@ pub enum Error {
     /// A weights file.
     #[error(transparent)]
     Weights(#[from] vit_models::weights::WeightsError),
+    /// An export to ONNX.
+    #[error(transparent)]
+    Onnx(#[from] vit_models::onnx::OnnxError),
+    /// A comparison with other runtimes, none of which is installed.
+    #[error(
+        "no runtime to check the file with is installed: python3 can import neither onnxruntime nor openvino; `pip install \
+         onnxruntime` installs one"
+    )]
+    NoRuntime,
     /// A graph or a device.
     #[error(transparent)]
     Graph(#[from] vit_graph::GraphError),

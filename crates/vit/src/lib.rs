@@ -54,6 +54,7 @@ pub mod embeddings;
 mod error;
 #[cfg(feature = "explain")]
 pub mod explain;
+pub mod export;
 mod finite;
 mod model;
 #[cfg(feature = "text")]
@@ -69,6 +70,7 @@ pub use embed::{Embed, Pool, PooledOutput};
 pub use error::Error;
 #[cfg(feature = "explain")]
 pub use explain::Explain;
+pub use export::export;
 pub use model::{Model, ModelOptions, Prediction, ensure_exists, open_checkpoint};
 #[cfg(feature = "text")]
 pub use text::TextEmbed;

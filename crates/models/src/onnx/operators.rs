@@ -1,0 +1,9 @@
+//! The translation of each operation, by family.
+
+mod attention;
+mod elementwise;
+mod image;
+mod matrix;
+mod movement;
+mod norm;
+mod windows;
