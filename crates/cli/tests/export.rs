@@ -17,8 +17,8 @@ fn a_model_is_written_once() {
     let again = vit(arguments!["export", model("timm_vit"), &file, "--precision", "f16"]).code(1);
     assert!(again.err.contains("this file is there already; give another, or --overwrite"), "{}", again.err);
     assert_eq!(fs::read(&file).unwrap(), before);
-    let run =
-        vit(arguments!["export", "-m", model("timm_vit"), &file, "--precision", "f16", "--overwrite", "--json"]).code(0);
+    let run = vit(arguments!["export", "-m", model("timm_vit"), &file, "--precision", "f16", "--overwrite", "--json"])
+        .code(0);
     assert_eq!(run.json()["input"], "pixel_values");
     assert!(fs::metadata(&file).unwrap().len() < before.len() as u64);
 }
@@ -35,7 +35,8 @@ fn a_place_that_cannot_be_written_is_one_sentence() {
     refused(&folder.path().join("none/model.onnx"), "there is no folder");
     #[cfg(target_os = "linux")]
     refused("/dev/full".as_ref(), "/dev/full: No space left on device");
-    let itself = vit(arguments!["export", model("timm_vit"), model("timm_vit").join("model.safetensors"), "--overwrite"]);
+    let itself =
+        vit(arguments!["export", model("timm_vit"), model("timm_vit").join("model.safetensors"), "--overwrite"]);
     assert!(itself.code(1).err.contains("the weights come from this file"));
 }
 

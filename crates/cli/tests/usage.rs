@@ -9,7 +9,8 @@ use support::{image, model, vit};
 
 /// The commands whose examples are quick.
 const QUICK: [&str; 12] = [
-    "models", "info", "classify", "embed", "search", "label", "explain", "inspect", "patches", "convert", "export", "verify",
+    "models", "info", "classify", "embed", "search", "label", "explain", "inspect", "patches", "convert", "export",
+    "verify",
 ];
 
 /// All commands that the help lists.

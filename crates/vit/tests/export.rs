@@ -295,7 +295,8 @@ fn operations(model: &vit_models::Architecture) -> BTreeSet<&'static str> {
     graph.retain_outputs(|name| ["logits", "features", "image_embeds"].contains(&name));
     let graph = eliminate_dead_code(&graph).unwrap();
     let constant = vit_graph::analysis::constant_nodes(&graph);
-    let nodes = graph.nodes().iter().enumerate().filter(|(id, node)| !constant[*id] && !matches!(node.op, Op::Input(_)));
+    let nodes =
+        graph.nodes().iter().enumerate().filter(|(id, node)| !constant[*id] && !matches!(node.op, Op::Input(_)));
     nodes.map(|(_, node)| node.op.name()).collect()
 }
 
@@ -357,7 +358,11 @@ fn text_towers_are_exported() {
         let tower = open(case).image_text().unwrap().text.clone();
         let (exported, file) = exported(case, ExportOptions { tower: ExportTower::Text, ..ExportOptions::default() });
         assert_eq!((exported.input, exported.output), ("input_ids", "embedding"));
-        assert_eq!(file.input, Port { name: "input_ids".into(), element: 7, shape: vec![0, tower.context as u64] }, "{case}");
+        assert_eq!(
+            file.input,
+            Port { name: "input_ids".into(), element: 7, shape: vec![0, tower.context as u64] },
+            "{case}"
+        );
         assert_eq!(file.output.shape, [0, tower.embed_dim as u64], "{case}");
         assert_eq!(file.count("ArgMax"), usize::from(tower.pooling.reads_ids()), "{case}");
     }

@@ -361,12 +361,20 @@ impl<'a> Translation<'a> {
 
     /// The value of a constant, which is moved if this is its only use; an error for any other value.
     pub fn constant(&mut self, value: Value) -> Result<Tensor, OnnxError> {
-        if self.constants.is_constant(value.node) { self.constants.take(value) } else { Err(self.unsupported(value.node)) }
+        if self.constants.is_constant(value.node) {
+            self.constants.take(value)
+        } else {
+            Err(self.unsupported(value.node))
+        }
     }
 
     /// The value of a constant that is read again.
     pub fn copied_constant(&self, value: Value) -> Result<Tensor, OnnxError> {
-        if self.constants.is_constant(value.node) { self.constants.copied(value) } else { Err(self.unsupported(value.node)) }
+        if self.constants.is_constant(value.node) {
+            self.constants.copied(value)
+        } else {
+            Err(self.unsupported(value.node))
+        }
     }
 
     /// The name of a constant's tensor: the parameter's where it is one.

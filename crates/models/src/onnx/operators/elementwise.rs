@@ -44,8 +44,7 @@ impl Translation<'_> {
                 self.add("Mul", &[&product, &half])
             }
             Activation::GeluTanh => {
-                let [three, cubic, root, one, half] =
-                    [3.0, 0.044_715, 0.797_884_6, 1.0, 0.5].map(|v| self.scalar(v));
+                let [three, cubic, root, one, half] = [3.0, 0.044_715, 0.797_884_6, 1.0, 0.5].map(|v| self.scalar(v));
                 let cube = self.add("Pow", &[x, &three]);
                 let cube = self.add("Mul", &[&cube, &cubic]);
                 let sum = self.add("Add", &[x, &cube]);
