@@ -30,7 +30,8 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The fastest instruction set of this machine, on this many threads; `None` takes all cores.
+    /// The fastest instruction set of this machine, on this many threads; `None` takes as many as the system grants
+    /// (`available_parallelism`).
     pub fn new(threads: Option<usize>) -> Self {
         Cpu::with_isa(Isa::detect(), threads)
     }
@@ -108,7 +109,8 @@ impl Device for Cpu {
         let lowered = LoweredGraph::new(&self.processor, prepare(graph)?)?;
         let (memory, free) = (lowered.memory(self.processor.isa), self.free_memory());
         let held = parameters.held_bytes();
-        // How much of the constants is new is known only once they are packed.
+        // How much of the constants is new is known only once they are packed: `SharedStorage` counts new buffers against
+        // what is left, and returns this error at the first that does not fit.
         let arena = Memory { stored_bytes: 0, ..memory };
         check_memory(arena, free, held, false)?;
         let room = free.map(|free| ((free.free + held).saturating_sub(arena.bytes()), too_large(memory, free, false)));
@@ -151,8 +153,8 @@ fn prepare(graph: &Graph) -> Result<Graph, GraphError> {
     let graph = rewrite::fold_batch_norm(&graph)?;
     let graph = rewrite::fuse_conv(&graph)?;
     let graph = rewrite::patchify(&graph)?;
-    // Before `fuse_add_norm`: a residual addition is free in the epilogue of a matrix product, but takes another pass
-    // over memory in a norm.
+    // Before `fuse_add_norm`: in the epilogue of a matrix product the sum is added in registers, whereas `AddLayerNorm`
+    // reads both terms and writes the sum.
     let graph = rewrite::fuse_linear(&graph)?;
     let graph = rewrite::fuse_add_norm(&graph)?;
     let graph = rewrite::save_activation_derivative(&graph)?;

@@ -26,7 +26,7 @@ pub trait Exchange: Send + Sync {
     /// and with equal lengths.
     fn all_reduce(&self, values: &mut [f32]) -> Result<(), GraphError>;
 
-    /// Replaces this process's slice of the values by its sum over all processes, with the bits of
+    /// Replaces this process's slice of the values by its sum over all processes, in a fixed order with the bits of
     /// [`Exchange::all_reduce`]; the other elements are unspecified afterwards. Slices are contiguous, in the order of
     /// ranks; `lengths` has the number of elements of each.
     fn reduce_scatter(&self, values: &mut [f32], lengths: &[usize]) -> Result<(), GraphError>;

@@ -1,4 +1,5 @@
-//! The tasks of a product: blocks of C, which are the iterations of BLIS's jc and ic loops.
+//! The tasks of a product: blocks of C, which are the iterations of BLIS's ic and jc loops. Here ic is the outer one, and NC
+//! follows from the number of tasks, since B is packed before.
 
 use crate::isa::Isa;
 use crate::simd::TileShape;
@@ -16,11 +17,11 @@ pub(crate) struct TaskGrid {
 }
 
 impl TaskGrid {
-    /// Blocks for the microkernel of the instruction set. `undivided`, for a B that is not packed, keeps all rows in
-    /// one block, so that each panel of B is packed only once.
-    pub fn new(isa: Isa, threads: usize, m: usize, n: usize, undivided: bool) -> TaskGrid {
+    /// Blocks for the microkernel of the instruction set. `one_row_block` is for a B that is not prepacked:
+    /// the tasks of every row block would pack its panels again.
+    pub fn new(isa: Isa, threads: usize, m: usize, n: usize, one_row_block: bool) -> TaskGrid {
         let (mr, nr) = isa.dispatch(TileShape);
-        TaskGrid::with_tile(threads, [m, n], [mr, nr], if undivided { m } else { MC })
+        TaskGrid::with_tile(threads, [m, n], [mr, nr], if one_row_block { m } else { MC })
     }
 
     /// Blocks of at most `mc` rows, rounded up to a multiple of `mr`. With at least as many row blocks as threads, the
@@ -64,7 +65,7 @@ pub(crate) struct Division {
 }
 
 impl Division {
-    /// About `blocks` blocks, which must be a multiple of `shares`; fewer if there are not as many units.
+    /// `blocks` blocks, a multiple of `shares`; fewer if a share has not as many units.
     pub fn new(length: usize, unit: usize, blocks: usize, shares: usize) -> Division {
         let max_blocks = (length / shares).div_ceil(unit);
         if max_blocks == 0 {

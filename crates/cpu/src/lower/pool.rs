@@ -50,7 +50,8 @@ pub(super) fn backward(op: &Pool2d, dy: &Type, x: &Type) -> Lowered {
                                 let x = |offset: usize| x[offset + c];
                                 if x(offset) > x(largest) || x(offset).is_nan() { offset } else { largest }
                             });
-                            // A zero of the padding takes the gradient of a window whose pixels are all negative.
+                            // Padding that counts is zeros, not -∞: over a negative maximum a zero wins, and no pixel gets
+                            // the gradient.
                             let largest =
                                 largest.filter(|&largest| !(geometry.includes_zeros(pixels) && x[largest + c] < 0.0));
                             largest.into_iter().for_each(|largest| dx[largest + c] += dy);

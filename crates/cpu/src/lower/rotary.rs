@@ -1,4 +1,4 @@
-//! Rotary position embedding, its tables, and random values.
+//! Rotary position embedding, its tables of cosines and sines, and the random shift and scale of its coordinates in training.
 
 use vit_graph::Type;
 use vit_graph::ops::{Rotary, RotaryGrad, Uniform};
@@ -7,6 +7,7 @@ use super::dropout::seed_of;
 use super::{Lowered, consumed};
 use crate::rotary::{self, Table, TablesShape};
 
+/// `x` and the tables to `x` rotated, in place.
 pub(super) fn rotate(op: Rotary, inputs: &[Type]) -> Lowered {
     let e = op.extents(&inputs[0].shape, &inputs[1].shape);
     Lowered::new(move |p, inputs, outputs, _| {
@@ -15,7 +16,8 @@ pub(super) fn rotate(op: Rotary, inputs: &[Type]) -> Lowered {
     .in_place()
 }
 
-pub(super) fn table_grad(op: &RotaryGrad, inputs: &[Type]) -> Lowered {
+/// The gradient of the rotation with respect to both tables.
+pub(super) fn rotation_grad_tables(op: &RotaryGrad, inputs: &[Type]) -> Lowered {
     let (rotary, e) = (op.rotary, op.rotary.extents(&inputs[1].shape, &op.table));
     Lowered::new(move |p, inputs, outputs, _| {
         for (table, out) in [Table::Cos, Table::Sin].into_iter().zip(outputs) {
@@ -37,7 +39,8 @@ pub(super) fn tables(inputs: &[Type]) -> Lowered {
     })
 }
 
-pub(super) fn tables_grad(inputs: &[Type]) -> Lowered {
+/// The gradient of the tables with respect to the frequencies.
+pub(super) fn frequencies_grad(inputs: &[Type]) -> Lowered {
     let (table, axes) = (&inputs[2].shape, inputs[4].shape[1]);
     let shape = TablesShape { positions: table[1], axes, groups: table[0], pairs: table[2] };
     Lowered::new(move |p, inputs, outputs, _| {

@@ -1,4 +1,5 @@
-// Sums over processes.
+// The addition of a reduce-scatter by sends and receives (run/exchange/nccl.rs), with the bits of vit_cluster::tree_sum, which
+// NCCL's own all-reduce does not have.
 
 #define THREADS 256
 

@@ -29,7 +29,8 @@ pub(crate) enum Request {
 }
 
 impl Request {
-    /// The kernels to compile in advance. The plain kernel of a product is compiled if it turns out to be needed.
+    /// The kernels to compile in advance. The kernel for a product that
+    /// cuBLASLt does not support is compiled only when `resolve` needs it.
     pub fn variants(&self) -> Vec<KernelVariant> {
         match self {
             Request::Kernel(kernel) => vec![kernel.variant.clone()],
@@ -38,7 +39,7 @@ impl Request {
         }
     }
 
-    /// Looks up kernels and chooses algorithms, which may time products in the stream.
+    /// Looks up kernels and chooses algorithms, which may run products in the stream to time them.
     ///
     /// # Safety
     ///
@@ -103,7 +104,8 @@ pub(crate) enum ReadyLaunch {
 const DEFAULT_SHARED: usize = 48 << 10;
 
 impl KernelLaunch {
-    /// Looks the kernel up and raises its limit of shared memory if it needs more than the default.
+    /// Looks the kernel up and sets its limit of shared memory if it needs more than the default. All launches of a
+    /// function have the same amount, which follows from its variant.
     pub fn resolve(self, gpu: &Gpu) -> Result<ReadyLaunch, GraphError> {
         let function = gpu.function(&self.variant, self.name)?;
         if self.shared > DEFAULT_SHARED {
@@ -130,8 +132,8 @@ impl ReadyLaunch {
     ///
     /// `gpu` must be the one that the launch was resolved for, and its context current. Every address of the launch
     /// must point to device memory of the size and alignment that it was lowered for, which stays allocated until the
-    /// stream has run the launch; the ranges of a copy must not overlap. Scratch memory must not be in use by another
-    /// stream.
+    /// stream has run the launch; the ranges of a copy must not overlap. Scratch memory and cuBLASLt's workspace must not
+    /// be in use by another stream.
     pub unsafe fn enqueue(&self, gpu: &Gpu, stream: &Stream) -> Result<(), GraphError> {
         match self {
             ReadyLaunch::Kernel { function, grid, threads, shared, arguments } => {

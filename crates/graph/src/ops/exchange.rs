@@ -3,7 +3,7 @@
 //!
 //! Floating-point sums depend on their order, so parts are added in one balanced binary tree that does not depend on
 //! the number of processes: each process adds the parts of a whole subtree with [`PartSum`], and [`AllReduce`] adds the
-//! subtrees in the same order.
+//! subtrees in the same order, unless the user chose the transport's own all-reduce (`Exchange::fixed_order`).
 
 use std::ops::Range;
 
@@ -69,7 +69,7 @@ impl Operation for AllReduce {
         true
     }
 
-    /// A second one would wait for operations that other processes do not run.
+    /// Computed again (activation checkpointing), it would wait for an exchange that other processes do not run.
     fn is_repeatable(&self) -> bool {
         false
     }
@@ -107,7 +107,8 @@ impl Shards {
 }
 
 /// The sum of a value over all processes, each of which gets its own slice: the elements of the result outside
-/// [`Shards::own`] are unspecified. The rules of [`AllReduce`] apply, and the sums have the same bits.
+/// [`Shards::own`] are unspecified. The rules of [`AllReduce`] apply; in a fixed order the sums have the same
+/// bits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReduceScatter(pub Shards);
 
@@ -161,8 +162,8 @@ impl Operation for AllGather {
         Ok(vec![Type::f32(self.shape.clone())])
     }
 
-    /// Training differentiates with respect to the whole value and slices that gradient ([`ReduceScatter`]); none
-    /// passes through the gather.
+    /// Training differentiates with respect to the gathered value: gradients of a parameter are then added and divided
+    /// ([`ReduceScatter`]), those of contrasted embeddings are the same in all processes and only sliced.
     fn gradient(&self, b: &mut Backward) -> Result<(), GraphError> {
         if b.needs_gradient(0) { Err(b.unsupported("a slice has no gradient")) } else { Ok(()) }
     }

@@ -94,8 +94,8 @@ impl<'a> GraphCopy<'a> {
     }
 }
 
-/// For every node whose first output has exactly one use ([`Graph::uses`]), as the input of a node: that node. A node
-/// that reads a value twice uses it twice.
+/// The consumer of every node's first output if that is its only use ([`Graph::uses`]); `None` if there are several (a node
+/// that reads it twice counts as two), or if it is an output or the new value of an update.
 fn only_consumers(graph: &Graph) -> Vec<Option<NodeId>> {
     let uses = graph.uses();
     let mut consumers = vec![None; graph.nodes().len()];

@@ -31,13 +31,15 @@ static __device__ __forceinline__ OutputPixel pixel_of(u32 index, const OutputPi
     return {image, image_row - image * pixels.height.divisor, index - image_row * pixels.width.divisor};
 }
 
-// The input pixels under an output pixel: taps_y by taps_x taps of `channels` elements, in images of height by width.
+// The input pixels under an output pixel: taps_y by taps_x taps of `channels` elements, in images of height by width. In images
+// of few channels (`taps_are_rows` of lower/conv/hopper/operands.rs) a tap is a row of the filter, and `channels` its padded
+// width times the padded channels.
 struct InputTaps {
     u32 height, width;
     // In elements of the input.
     u32 image_stride, row_stride, column_stride;
     // The input pixel under the first tap of output pixel 0, negative in the padding, and the input pixels from one
-    // output pixel or tap to the next.
+    // output pixel (the stride) or tap (the dilation) to the next.
     int first_y, first_x;
     int pixel_step_y, pixel_step_x;
     int tap_step_y, tap_step_x;
