@@ -206,6 +206,7 @@ fn a_grid_from_a_file_has_every_combination_and_means_over_seeds() {
     assert!(out.join("runs/vit_pico_patch8_32-1-optimiser=SGD-seed1/result.json").is_file());
     assert!(out.join("few-shot-2.png").is_file() && out.join("study.toml").is_file());
     let page = std::fs::read_to_string(out.join("index.html")).unwrap();
+    assert!(page.contains("\nlength = &quot;6 steps&quot;\n"), "{page}");
     assert!(page.contains("Mean ± standard deviation of 2 seeds") && page.contains("2-shot"), "{page}");
     assert!(page.contains("4 validation images are held out of training"), "{page}");
 

@@ -23,7 +23,9 @@ pub(super) fn page(name: &str, described: &[String], figures: &[Figure], all: &S
         }
     }
     page += &format!("<h2>All</h2>\n{}", rows(all));
-    page + &format!("<h2>The study</h2>\n<pre>{}</pre>\n</body>\n</html>\n", escape(file))
+    // Line by line, since line breaks are control characters.
+    let file: Vec<String> = file.lines().map(escape).collect();
+    page + &format!("<h2>The study</h2>\n<pre>{}</pre>\n</body>\n</html>\n", file.join("\n"))
 }
 
 /// A figure without the declaration of an XML file.
