@@ -42,7 +42,7 @@ fn every_command_has_a_man_page_with_its_examples() {
         // `vit bench data` and its like have none.
         let words: Vec<&str> = command.split('-').collect();
         let has_examples = vit(words[1..].iter().chain(&["--help"])).code(0).out.contains("\nExample");
-        let example = format!("\n.nf\n  {} ", words.join(" "));
+        let example = format!("\n.nf\n  {}", words.join(" "));
         assert!(!has_examples || page.contains("\n.SH EXAMPLES\n") && page.contains(&example), "{page}");
     }
 }

@@ -17,6 +17,8 @@ const QUICK: [&str; 12] = [
 fn commands() -> Vec<String> {
     let help = vit(["--help"]).code(0).out;
     let lines = help.lines().skip_while(|l| *l != "Commands:").skip(1).take_while(|l| !l.is_empty());
+    // A longer description goes on in further lines, which begin with more spaces.
+    let lines = lines.filter(|l| !l.starts_with("   "));
     let names: Vec<String> = lines.filter_map(|l| Some(l.split_whitespace().next()?.to_owned())).collect();
     assert!(QUICK.iter().all(|quick| names.iter().any(|name| name == quick)), "{help}");
     names.into_iter().filter(|name| name != "help").collect()
