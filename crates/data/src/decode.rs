@@ -5,6 +5,7 @@
 //! `convert("RGB")`: alpha is dropped, profiles are ignored, CMYK is multiplied out. 16-bit channels keep their high
 //! byte, as in Pillow for colour (which clips 16-bit grey to white).
 
+mod bmp;
 mod jpeg;
 mod memory;
 mod orientation;
@@ -176,7 +177,9 @@ pub fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Image, ImageError
         ImageFormat::Jpeg => jpeg::decode(bytes, &limit),
         ImageFormat::Png => png::decode(bytes, &limit),
         ImageFormat::Tiff => tiff::decode(bytes, &limit),
-        ImageFormat::WebP | ImageFormat::Gif | ImageFormat::Bmp => raster::decode(bytes, &limit),
+        ImageFormat::WebP => raster::decode_webp(bytes, &limit),
+        ImageFormat::Gif => raster::decode_gif(bytes, &limit),
+        ImageFormat::Bmp => bmp::decode(bytes, &limit),
     })?;
     Ok(if options.apply_orientation { orientation::turn(decoded.image, decoded.orientation) } else { decoded.image })
 }
