@@ -259,10 +259,10 @@ fn exported(case: &str, options: ExportOptions) -> (Exported, File) {
     written(open(case), case, options)
 }
 
-/// The model of the recordings with an option that none of them has, and random weights.
-fn changed(change: impl FnOnce(&mut Vit)) -> Checkpoint {
+/// The model of the recordings with differential attention, which none of them has.
+fn differential() -> Checkpoint {
     let mut checkpoint = open("timm_vit");
-    change(checkpoint.config.architecture.downcast_mut::<Vit>().unwrap());
+    checkpoint.config.architecture.downcast_mut::<Vit>().unwrap().differential = true;
     let values = |parameter: Parameter| {
         let mut data = vec![0.0; parameter.shape.elements()];
         parameter.init.fill(0, &parameter.name, &mut data);
@@ -270,18 +270,6 @@ fn changed(change: impl FnOnce(&mut Vit)) -> Checkpoint {
     };
     checkpoint.weights.tensors = checkpoint.config.architecture.parameters().unwrap().into_iter().map(values).collect();
     checkpoint
-}
-
-fn differential() -> Checkpoint {
-    changed(|vit| vit.differential = true)
-}
-
-/// Three heads of queries share one of keys and values.
-fn grouped_queries() -> Checkpoint {
-    changed(|vit| {
-        vit.qkv.separate = true;
-        vit.key_value_heads = vec![1; vit.depth];
-    })
 }
 
 #[test]
@@ -318,17 +306,10 @@ fn differential_attention_is_exported() {
     assert_eq!((file.count("Sub"), file.count("Softmax")), (3, 6));
 }
 
-#[test]
-fn grouped_queries_are_exported() {
-    let (_, file) = written(grouped_queries(), "grouped_queries", ExportOptions::default());
-    // Keys and values of each of the three blocks.
-    assert_eq!(file.count("Expand"), 6);
-}
-
 /// What no exported model has is not translated by accident.
 #[test]
 fn the_exported_models_have_the_operations_of_all() {
-    let checkpoints = CASES.iter().map(|case| open(case)).chain([differential(), grouped_queries()]);
+    let checkpoints = CASES.iter().map(|case| open(case)).chain([differential()]);
     let exported: BTreeSet<&str> = checkpoints.flat_map(|c| operations(&c.config.architecture)).collect();
     for variant in variants() {
         let others: Vec<&str> = operations(&variant.architecture).difference(&exported).copied().collect();
