@@ -163,14 +163,14 @@ enum Part {
     /// From images to logits or an embedding.
     Images(Architecture),
     /// From texts to an embedding.
-    Texts(Clip),
+    Texts(Box<Clip>),
 }
 
 impl Part {
     fn of(architecture: &Architecture, tower: Tower) -> Result<Self, OnnxError> {
         match (architecture.downcast_ref::<Clip>(), tower) {
             (Some(clip), Tower::Image) => Ok(Part::Images(clip.image.clone().into())),
-            (Some(clip), Tower::Text) => Ok(Part::Texts(clip.clone())),
+            (Some(clip), Tower::Text) => Ok(Part::Texts(Box::new(clip.clone()))),
             (None, Tower::Image) => Ok(Part::Images(architecture.clone())),
             (None, Tower::Text) => Err(OnnxError::NoTextTower),
         }
