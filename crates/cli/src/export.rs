@@ -122,13 +122,15 @@ pub fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         let mut object = json!({
             "source": source.display().to_string(),
             "file": file.display().to_string(),
-            "data": exported.beside.as_ref().map(|path| path.display().to_string()),
             "input": exported.input,
             "output": exported.output,
             "opset": exported.opset,
             "nodes": exported.nodes,
             "report": report,
         });
+        if let Some(beside) = &exported.beside {
+            object["data"] = json!(beside.display().to_string());
+        }
         if let Some(results) = &results {
             object["check"] = results.iter().map(|result| line(result, agrees(result))).collect();
         }

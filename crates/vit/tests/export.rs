@@ -259,10 +259,10 @@ fn exported(case: &str, options: ExportOptions) -> (Exported, File) {
     written(open(case), case, options)
 }
 
-/// The model of the recordings with differential attention, which none of them has.
-fn differential() -> Checkpoint {
-    let mut checkpoint = open("timm_vit");
-    checkpoint.config.architecture.downcast_mut::<Vit>().unwrap().differential = true;
+/// A recorded model with other options, and initial weights.
+fn changed(case: &str, change: fn(&mut Vit)) -> Checkpoint {
+    let mut checkpoint = open(case);
+    change(checkpoint.config.architecture.downcast_mut().unwrap());
     let values = |parameter: Parameter| {
         let mut data = vec![0.0; parameter.shape.elements()];
         parameter.init.fill(0, &parameter.name, &mut data);
@@ -270,6 +270,15 @@ fn differential() -> Checkpoint {
     };
     checkpoint.weights.tensors = checkpoint.config.architecture.parameters().unwrap().into_iter().map(values).collect();
     checkpoint
+}
+
+/// Attention that no recorded model has: differential, and with keys and values that heads share.
+fn unrecorded() -> [Checkpoint; 2] {
+    let shared = |vit: &mut Vit| {
+        vit.qkv.separate = true;
+        vit.key_value_heads = vec![1; vit.depth];
+    };
+    [changed("timm_vit", |vit| vit.differential = true), changed("timm_dinov3", shared)]
 }
 
 #[test]
@@ -301,15 +310,18 @@ fn operations(model: &vit_models::Architecture) -> BTreeSet<&'static str> {
 }
 
 #[test]
-fn differential_attention_is_exported() {
-    let (_, file) = written(differential(), "differential", ExportOptions::default());
+fn attention_of_other_kinds_is_exported() {
+    let [differential, shared] = unrecorded();
+    let (_, file) = written(differential, "differential", ExportOptions::default());
     assert_eq!((file.count("Sub"), file.count("Softmax")), (3, 6));
+    let (_, file) = written(shared, "shared", ExportOptions::default());
+    assert!(file.count("Expand") >= 4, "{}", file.count("Expand"));
 }
 
 /// What no exported model has is not translated by accident.
 #[test]
 fn the_exported_models_have_the_operations_of_all() {
-    let checkpoints = CASES.iter().map(|case| open(case)).chain([differential()]);
+    let checkpoints = CASES.iter().map(|case| open(case)).chain(unrecorded());
     let exported: BTreeSet<&str> = checkpoints.flat_map(|c| operations(&c.config.architecture)).collect();
     for variant in variants() {
         let others: Vec<&str> = operations(&variant.architecture).difference(&exported).copied().collect();
