@@ -2,9 +2,13 @@
 
 import pathlib
 import shutil
+import signal
 
 import pytest
 import vit
+
+# A shell starts background jobs with SIGINT ignored, and Python then has no handler for Ctrl-C, which tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 IMAGES = pathlib.Path(__file__).parents[2] / "examples" / "images"
 
