@@ -18,7 +18,7 @@ use crate::images::parse_size;
 use crate::table::{Align, Table, difference};
 use crate::terminal::{self, Meaning};
 
-/// Export a model to ONNX, for ONNX Runtime, OpenVINO and TensorRT
+/// Export a model to ONNX, for ONNX Runtime, OpenVINO and others
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

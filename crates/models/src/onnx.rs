@@ -1,4 +1,4 @@
-//! Export to ONNX, for runtimes such as ONNX Runtime, OpenVINO and TensorRT.
+//! Export to ONNX, for runtimes such as ONNX Runtime and OpenVINO.
 //!
 //! The file has the graph of inference for a batch of any size, as standard operators of opset 17. What depends on parameters
 //! alone is computed here: folded batch norms, standardised filters, tables of relative positions.

@@ -53,7 +53,7 @@ pub struct Study {
     grid: Grid,
 }
 
-/// What a study is opened with besides its file.
+/// The options of a study that its file does not have: they belong to this machine or this call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StudyMachine {
     /// Settings of single models, in addition: model and `KEY=VALUE`.

@@ -68,8 +68,8 @@ impl Extents {
     }
 }
 
-/// The operands of the gradient on tensor cores besides those of [`AttentionCall`], by their addresses. All are bf16
-/// but `lse` and `dbias`.
+/// The operands of attention's gradient kernels on tensor cores that [`AttentionCall`] does not have. Addresses are of
+/// bf16, except that of `lse`, which is f32.
 struct AttentionGradients {
     out: u64,
     dy: u64,

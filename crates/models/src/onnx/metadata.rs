@@ -1,4 +1,4 @@
-//! What a model's file says besides its graph: the classes, and how images are prepared.
+//! The metadata of an exported file: class labels, and the preprocessing of images.
 
 use serde_json::json;
 
